@@ -44,7 +44,7 @@ from reconciler.harvester import connectionmetrics, poolmetrics
 from reconciler.harvester.sessions import Sessions
 from reconciler.machine.controller import MachineReconciler
 from reconciler.machinetemplate.controller import MachineTemplateReconciler
-from reconciler.queues import Queues
+from reconciler.queues import RENEWALS, Queues
 from reconciler.remote.clusteridentities import ClusterIdentities
 from reconciler.remote.ipam import Ipam
 from reconciler.remote.objectwatch import ObjectWatches
@@ -185,8 +185,7 @@ class Provider:
             ("harvestermachine", machines.reconcile, queues.machines, concurrency),
             ("harvestermachinetemplate", templates.reconcile, queues.templates, 2),
             ("identity", protection.reconcile, queues.identities, 2),
-            # An attempt mostly waits for its Harvester, and must not delay those on others.
-            ("tokenrenewal", renewer.reconcile, queues.renewals, 16),
+            ("tokenrenewal", renewer.reconcile, queues.renewals, RENEWALS),
         ):
             yield Controller(name, reconcile, queue=queue, concurrency=workers)
 
@@ -269,10 +268,13 @@ def _create_context(
     )
 
     groups = Groups(caches, sessions)
+    identities = ClusterIdentities(client, own_namespace())
+    servers = identities.renewed.servers
     queues = Queues(
         concurrency=options.concurrency,
         cluster_group=groups.of_cluster,
         machine_group=groups.of_machine,
+        renewal_group=lambda key: Group(servers.get(key.name, "")),
     )
 
     return Context(
@@ -285,7 +287,7 @@ def _create_context(
         workloads=workloads,
         object_watches=ObjectWatches(),
         rancher=Rancher(client),
-        cluster_identities=ClusterIdentities(client, own_namespace()),
+        cluster_identities=identities,
         ipam=Ipam(client, options.namespace),
         namespace=options.namespace,
         identity_finalizer=names.identity_finalizer(options.watch_filter),

@@ -8,6 +8,8 @@ from caphv.api.object import Key
 from caphv.runtime.queue import Group, WorkQueue
 
 GroupOf = Callable[[Key], Group]
+# Renewals at a time. An attempt mostly waits for its Harvester, and must not delay those on others.
+RENEWALS = 16
 
 
 class Queues:
@@ -16,6 +18,7 @@ class Queues:
     :param concurrency: how many workers each of the controllers has
     :param cluster_group: returns the group of a HarvesterCluster, by its Harvester
     :param machine_group: returns the group of a HarvesterMachine
+    :param renewal_group: returns the group of an identity whose token is renewed
     """
 
     def __init__(
@@ -24,6 +27,7 @@ class Queues:
         concurrency: int = 32,
         cluster_group: GroupOf | None = None,
         machine_group: GroupOf | None = None,
+        renewal_group: GroupOf | None = None,
     ) -> None:
         # A slow Harvester must never take all workers.
         limit = max(1, concurrency * 3 // 4)
@@ -34,5 +38,7 @@ class Queues:
             "harvestermachine", group_of=machine_group, group_limit=limit
         )
         self.identities: WorkQueue[Key] = WorkQueue("identity")
-        self.renewals: WorkQueue[Key] = WorkQueue("tokenrenewal")
+        self.renewals: WorkQueue[Key] = WorkQueue(
+            "tokenrenewal", group_of=renewal_group, group_limit=RENEWALS * 3 // 4
+        )
         self.templates: WorkQueue[Key] = WorkQueue("harvestermachinetemplate")

@@ -8,9 +8,8 @@ Times are those of this process: a token says how long it lives, and clocks of s
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from enum import Enum
 
 from caphv.api.conditions import rfc3339
 from caphv.api.names import (
@@ -33,16 +32,9 @@ _RENEWED_SHARE, _SPREAD = 2 / 3, 0.07
 # No request starts with a token that ends within this share of its life, or so many seconds.
 _MARGIN_SHARE, _LONGEST_MARGIN = 0.05, 30.0
 _RETRY_SECONDS = (5.0, 60.0)
-
-
-class Action(Enum):
-    """What to do about a token."""
-
-    EXCHANGE = "exchange"
-    """Use the credentials of the user's Secret."""
-    RENEW = "renew"
-    """Use the token itself."""
-    KEEP = "keep"
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+# kube-apiserver issues no token that lives less than 600 seconds.
+SHORTEST_SECONDS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +69,14 @@ class Issued:
     def is_usable(self, now: datetime) -> bool:
         """Return whether requests may start with the token."""
         return now < self.expires_at
+
+    def is_of(self, scope: str) -> bool:
+        """Return whether the token is one of the same identity, whatever its settings were."""
+        return self.scope.partition("-")[0] == scope.partition("-")[0]
+
+    def end(self) -> Issued:
+        """Return the record of this token if it is not to be used any more, whatever the time."""
+        return replace(self, renew_at=_LONG_AGO, expires_at=_LONG_AGO)
 
     @property
     def overdue_at(self) -> datetime:
@@ -122,20 +122,27 @@ def identity_name(secret: str) -> str:
 
 
 def scope_of(renewal: Renewal, identity_uid: str, management_cluster: str) -> str:
-    """Return a hash of what a token depends on, apart from the credentials in the user's Secret.
+    """Return two hashes of what a token depends on, apart from the credentials that were exchanged.
 
-    A Secret that another management cluster wrote, or the provider for a former identity of this
-    name, has another hash. Such a token is revoked by others.
+    The first one is of its owner. A Secret that another management cluster wrote, or the provider
+    for a former identity of this name, has another. Such a token is revoked by others. The second
+    one is of settings: a token with former ones is valid until there is one with the new ones.
     """
     # The life of a token counts from the next renewal on.
-    parts = (renewal.account, renewal.targets, renewal.server, identity_uid, management_cluster)
+    settings = renewal.account, renewal.targets, renewal.server
+    return f"{_hash(identity_uid, management_cluster)}-{_hash(*settings)}"
+
+
+def bound_name(identity_uid: str, management_cluster: str, account: str) -> str:
+    """Return the name of the Secret on Harvester whose deletion revokes the tokens.
+
+    :param account: name of the ServiceAccount that has them
+    """
+    return f"{BOUND_PREFIX}{_hash(identity_uid, management_cluster, account)}"
+
+
+def _hash(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
-def bound_name(identity_uid: str, management_cluster: str) -> str:
-    """Return the name of the Secret on Harvester whose deletion revokes the tokens."""
-    text = f"{management_cluster}/{identity_uid}"
-    return f"{BOUND_PREFIX}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def issued_at(now: datetime, seconds: float, source: str, scope: str) -> Issued:
@@ -170,43 +177,6 @@ def issued_of(secret: Obj) -> Issued | None:
     except (KeyError, ValueError, OverflowError):
         return None
     return Issued(source, scope, *times) if source and scope else None
-
-
-def decide(issued: Issued | None, source: str | None, scope: str, now: datetime) -> Action:
-    """Return what to do about a token.
-
-    :param issued: record of the token, None without one
-    :param source: fingerprint of the credentials in the user's Secret, None if it does not exist
-    :param scope: hash of what else the token depends on now
-    """
-    if issued is None or issued.scope != scope or not issued.is_usable(now):
-        return Action.EXCHANGE
-    # Without the user's Secret, the token continues: an exchange is needed once only.
-    if source is not None and source != issued.source:
-        return Action.EXCHANGE
-    return Action.RENEW if now >= issued.renew_at else Action.KEEP
-
-
-def ways(
-    issued: Issued | None, source: str | None, scope: str, now: datetime, *, is_rejected: bool
-) -> tuple[Action, ...]:
-    """Return the ways to get a token, in the order in which they are tried; none to keep it.
-
-    :param issued: record of the token, None without one
-    :param source: fingerprint of the credentials in the user's Secret, None if it does not exist
-    :param scope: hash of what else the token depends on now
-    :param is_rejected: whether Harvester has rejected the token, for which it may have had a reason
-        that has passed: only the token itself can tell
-    """
-    action = decide(issued, source, scope, now)
-    if action is Action.EXCHANGE:
-        # A mistake in the user's Secret, or an outage of Rancher, must not let the token end.
-        can_renew = issued is not None and issued.scope == scope and issued.is_usable(now)
-        is_due = is_rejected or (issued is not None and now >= issued.renew_at)
-        return (action, Action.RENEW) if can_renew and is_due else (action,)
-    if action is Action.RENEW or is_rejected:
-        return Action.RENEW, Action.EXCHANGE
-    return ()
 
 
 def seconds_to_retry(issued: Issued | None, now: datetime) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 from caphv.api.object import Key
 
 _SUBJECT = "system:serviceaccount:"
+# What Kubernetes accepts as the names of a namespace and of a ServiceAccount. A hostile server may
+# claim anything.
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +31,10 @@ class ServiceAccountToken:
 def token_of(claims: Mapping[str, Any]) -> ServiceAccountToken | None:
     """Return the account in a token's claims, None for another token. Claims prove nothing."""
     subject = str(claims.get("sub") or "")
-    namespace, separator, name = subject.removeprefix(_SUBJECT).partition(":")
-    if not subject.startswith(_SUBJECT) or not separator or not namespace or not name:
+    namespace, _, name = subject.removeprefix(_SUBJECT).partition(":")
+    if not subject.startswith(_SUBJECT):
+        return None
+    if not _NAMESPACE.fullmatch(namespace) or not _NAME.fullmatch(name):
         return None
 
     # A token of a Secret names it in a legacy claim, or in the claim of bound tokens.

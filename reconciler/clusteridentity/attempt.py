@@ -1,18 +1,19 @@
-"""Get a token for a HarvesterClusterIdentity: by an exchange of credentials, or by the last one."""
+"""Ask Harvester about the credentials of a HarvesterClusterIdentity, and for its token."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import traceback
 from dataclasses import dataclass
-from datetime import datetime
 
 from caphv.api.object import Obj, uid_of
 from caphv.api.ownership import Owner
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
-from caphv.api.tokenrenewal import Action, Renewal
+from caphv.api.tokenrenewal import Renewal
 from caphv.runtime.errors import ApiError, RequestError, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import KubeconfigError
+from reconciler.clusteridentity.decision import Action, Outcome
 from reconciler.clusteridentity.tokensecrets import Kept, Source
 from reconciler.context import Context
 from reconciler.harvester import tokenexchange
@@ -21,16 +22,25 @@ from reconciler.harvester.tokenexchange import ExchangeError, Token
 log = logging.getLogger(__name__)
 
 _KIND = HARVESTER_CLUSTER_IDENTITIES.kind
+# Less than the time of a reconcile in all, so that clusters get credentials in any case. An
+# exchange applies several objects for each target namespace.
+EXCHANGE_SECONDS = 120.0
+REQUEST_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What one reconcile of an identity has read."""
+class Reading:
+    """What one reconcile of an identity has read.
+
+    :param secret: the provider's Secret, None without one
+    :param kept: the token in it, None without one
+    """
 
     identity: Obj
     renewal: Renewal
     scope: str
     source: Source
+    secret: Obj | None
     kept: Kept | None
 
     @property
@@ -38,87 +48,63 @@ class Facts:
         """Name of the identity."""
         return str(self.identity["metadata"]["name"])
 
-    def has_usable_token(self, now: datetime) -> bool:
-        """Return whether clusters may use the token that is kept."""
-        kept = self.kept
-        return kept is not None and kept.issued.scope == self.scope and kept.issued.is_usable(now)
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A new token and how it was got, None without one, and which ways have failed."""
-
-    way: Action | None
-    token: Token | None
-    errors: dict[Action, Exception]
-
-    @property
-    def problem(self) -> str:
-        """Why there is no token of the user's Secret, or no token; empty without a problem."""
-        if self.way is Action.EXCHANGE:
-            return ""
-        return "; ".join(text_of(error) for error in self.errors.values())
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether Harvester rejects the token itself, but not the credentials of the user."""
-        exchange = self.errors.get(Action.EXCHANGE)
-        return (
-            self.token is None
-            and isinstance(self.errors.get(Action.RENEW), Unauthorized)
-            and exchange is not None
-            and not isinstance(exchange, (Unauthorized, Unreachable))
-        )
-
 
 class TokenIssuer:
-    """Get tokens from Harvester."""
+    """Perform actions on Harvester."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._identities = context.cluster_identities
 
-    async def attempt(self, facts: Facts, order: tuple[Action, ...]) -> Attempt:
-        """Try ways to get a token until one succeeds."""
-        name = facts.name
-        errors: dict[Action, Exception] = {}
-        for way in order:
-            try:
-                token = await self._issue(facts, way)
-            except (ExchangeError, KubeconfigError, RequestError) as error:
-                errors[way] = error
-            except Exception as error:
-                # Clusters need credentials in any case. What a server or a user wrote may be in
-                # the message, and not in the trace.
-                trace = "".join(traceback.format_tb(error.__traceback__))
-                log.error("%s %s: %s\n%s", _KIND, name, type(error).__name__, trace)
-                problem = f"unexpected {type(error).__name__}, which the log of the provider shows"
-                errors[way] = ExchangeError(problem)
-            else:
-                return Attempt(way, token, errors)
-            if way is Action.RENEW:
-                log.warning("token of %s %s cannot be renewed: %s", _KIND, name, errors[way])
-                if is_transient(errors[way]):
-                    break
-                if not isinstance(errors[way], Unauthorized):
-                    # Harvester refuses the request, and thus has accepted the token.
-                    self._identities.renewed.rejected.pop(name, None)
-        return Attempt(None, None, errors)
+    async def perform(self, reading: Reading, action: Action) -> tuple[Token | None, str, Outcome]:
+        """Return a new token if the action is to get one, and how it went: in words if it failed.
 
-    async def _issue(self, facts: Facts, way: Action) -> Token:
-        """Return a new token."""
-        connect, source, kept = self._context.sessions.client, facts.source, facts.kept
-        if way is Action.RENEW and kept is not None:
-            return await tokenexchange.renew(connect, kept.credentials, facts.renewal.seconds)
+        Raises nothing that is due to Harvester or to the user's Secret.
+        """
+        seconds = EXCHANGE_SECONDS if action is Action.EXCHANGE else REQUEST_SECONDS
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._perform(reading, action), "", Outcome.DONE
+        except TimeoutError:
+            return None, f"not finished within {seconds:.0f} s", Outcome.UNKNOWN
+        except (ExchangeError, KubeconfigError, RequestError) as error:
+            return None, text_of(error), outcome_of(error)
+        except Exception as error:
+            # Clusters need credentials in any case. What a server or a user wrote may be in the
+            # message, and not in the trace.
+            trace = "".join(traceback.format_tb(error.__traceback__))
+            log.error("%s %s: %s\n%s", _KIND, reading.name, type(error).__name__, trace)
+            problem = f"unexpected {type(error).__name__}, which the log of the provider shows"
+            return None, problem, Outcome.REFUSED
+
+    async def _perform(self, reading: Reading, action: Action) -> Token | None:
+        connect, source, kept = self._context.sessions.client, reading.source, reading.kept
+        if action is Action.PROBE and kept is not None:
+            await tokenexchange.probe(connect, kept.credentials)
+            return None
+        if action is Action.RENEW and kept is not None:
+            return await tokenexchange.renew(connect, kept.credentials, reading.renewal.seconds)
         if source.credentials is None:
             raise ExchangeError(source.problem)
-        owner = owner_of(self._context, facts.name, uid_of(facts.identity))
-        return await tokenexchange.exchange(connect, source.credentials, facts.renewal, owner)
+        if action is Action.CHECK:
+            await tokenexchange.probe(connect, source.credentials)
+            return None
+        management = self._context.management_cluster
+        owner = Owner(_KIND, "", reading.name, uid_of(reading.identity), management)
+        return await tokenexchange.exchange(connect, source.credentials, reading.renewal, owner)
 
-
-def owner_of(context: Context, name: str, uid: str) -> Owner:
-    """Return the record that objects on Harvester have of an identity."""
-    return Owner(_KIND, "", name, uid, context.management_cluster)
+    async def revoke(self, name: str, kept: Kept) -> Outcome:
+        """Revoke the token of an identity on Harvester."""
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                await tokenexchange.revoke(
+                    self._context.sessions.client,
+                    kept.credentials,
+                    self._context.management_cluster,
+                )
+        except (ExchangeError, KubeconfigError, RequestError, TimeoutError) as error:
+            log.warning("token of %s %s was not revoked: %s", _KIND, name, text_of(error))
+            return outcome_of(error)
+        return Outcome.DONE
 
 
 def text_of(error: Exception) -> str:
@@ -126,8 +112,12 @@ def text_of(error: Exception) -> str:
     return f"refused: {error}" if isinstance(error, ApiError) else str(error)
 
 
-def is_transient(error: Exception) -> bool:
-    """Return whether an attempt may succeed later, although nothing is changed."""
-    passes = isinstance(error, ApiError) and error.status in (409, 429)
-    is_refusal = isinstance(error, ApiError) and error.status < 500 and not passes
-    return isinstance(error, RequestError) and not is_refusal
+def outcome_of(error: Exception) -> Outcome:
+    """Return what an error says about the credentials, and whether it may pass."""
+    if isinstance(error, Unauthorized):
+        return Outcome.REJECTED
+    if isinstance(error, ApiError):
+        passes = error.status in (409, 429) or error.status >= 500
+    else:
+        passes = isinstance(error, (Unreachable, TimeoutError))
+    return Outcome.UNKNOWN if passes else Outcome.REFUSED

@@ -11,45 +11,32 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
-from caphv.api.identities import (
-    reference_of,
-    secret_of,
-)
+from caphv.api.identities import Refused, reference_of, secret_of
 from caphv.api.names import RENEWED_TOKEN_FINALIZER
-from caphv.api.object import SECRETS, Key, Obj, being_deleted, uid_of
+from caphv.api.object import SECRETS, Key, Obj, being_deleted, key_of, uid_of
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
-from caphv.api.tokenrenewal import (
-    Action,
-    Issued,
-    Renewal,
-    issued_at,
-    renewal_of,
-    scope_of,
-    seconds_to_retry,
-    ways,
-)
+from caphv.api.tokenrenewal import Renewal, issued_at, renewal_of, scope_of
 from caphv.runtime.controller import Result
-from caphv.runtime.errors import (
-    Conflict,
-    NotFound,
-    RequestError,
-)
-from caphv.runtime.kubeconfig import KubeconfigError
+from caphv.runtime.errors import Conflict, NotFound, RequestError
 from reconciler.clusteridentity import status
-from reconciler.clusteridentity.attempt import (
-    Attempt,
+from reconciler.clusteridentity.attempt import Reading, TokenIssuer, outcome_of, text_of
+from reconciler.clusteridentity.decision import (
+    LONGEST_WAIT_SECONDS,
+    Action,
     Facts,
-    TokenIssuer,
-    is_transient,
-    owner_of,
-    text_of,
+    Outcome,
+    Tries,
+    is_pending,
+    next_action,
+    seconds_until_next,
+    tries_after,
+    uses_token,
 )
 from reconciler.clusteridentity.tokensecrets import (
     Kept,
-    Source,
     TokenSecrets,
     is_ours,
     owner_uid,
@@ -57,7 +44,7 @@ from reconciler.clusteridentity.tokensecrets import (
 )
 from reconciler.context import Context
 from reconciler.harvester import tokenexchange
-from reconciler.harvester.tokenexchange import ExchangeError, Token
+from reconciler.harvester.tokenexchange import Token
 from reconciler.remote.clusteridentities import NotRead
 
 log = logging.getLogger(__name__)
@@ -66,23 +53,56 @@ _KIND = HARVESTER_CLUSTER_IDENTITIES.kind
 _NOT_READ_SECONDS = 10.0
 # Seconds between two looks for clusters that still need the token of a deleted identity.
 _NEEDED_SECONDS = 10.0
-# The clock of this machine may be set while a timer waits.
-_LONGEST_WAIT_SECONDS = 600.0
 _SHORTEST_WAIT_SECONDS = 1.0
-# Until a former token is revoked, for clusters to turn to the new one; and until the next attempt.
+# Until a former token is revoked, for clusters to turn to the new one.
 _FORMER_SECONDS = 60.0
-# Until the second attempt of an exchange that Harvester refuses.
-_REFUSED_SECONDS = 60.0
-# Seconds between two attempts to use a token that Harvester rejects.
-_REJECTED_SECONDS = 10.0
+# Until the second attempt to revoke a token.
+_REVOKE_SECONDS = 10.0
+# Between two looks whether the provider may keep a token.
+_UNUSABLE_SECONDS = 60.0
 
 
 def _now() -> datetime:
     return datetime.now(UTC)
 
 
-# Fingerprint of the user's credentials, and what else a token depends on.
-_Inputs = tuple[str | None, str]
+@dataclass(slots=True)
+class _State:
+    """What this process remembers of one identity.
+
+    :param inputs: what the last attempts depended on
+    :param tries: former attempts, which delay the next ones
+    :param errors: why actions have failed
+    :param former: tokens of former accounts, and attempts to revoke each
+    :param revocation: attempts to revoke the token
+    """
+
+    inputs: object = None
+    tries: dict[Action, Tries] = field(default_factory=dict)
+    errors: dict[Action, str] = field(default_factory=dict)
+    former: list[tuple[Kept, Tries]] = field(default_factory=list)
+    revocation: Tries = field(default_factory=Tries)
+
+    def note(self, action: Action, outcome: Outcome, problem: str, facts: Facts) -> None:
+        """Remember an attempt."""
+        self.tries[action] = tries_after(self.tries.get(action, Tries()), action, outcome, facts)
+        if outcome is not Outcome.DONE:
+            # Whether the user's credentials work decides, and is no problem of the token.
+            if action is not Action.CHECK:
+                start = "a request with the token: " if action is Action.PROBE else ""
+                self.errors[action] = start + problem
+        elif action is Action.EXCHANGE:
+            self.errors.clear()
+        elif action is not Action.CHECK:
+            # A token that renews itself has passed any test.
+            for passed in (Action.PROBE, action):
+                self.errors.pop(passed, None)
+
+    def problem(self, facts: Facts) -> str:
+        """Return why there is not yet what the identity asks for; empty without a problem."""
+        if not is_pending(facts):
+            self.errors.clear()
+        return "; ".join(self.errors.values())
 
 
 class TokenRenewer:
@@ -96,9 +116,7 @@ class TokenRenewer:
         self._identities = context.cluster_identities
         self._secrets, self._issuer = TokenSecrets(context), TokenIssuer(context)
         self._now = now or _now
-        self._probed: dict[str, tuple[datetime, _Inputs]] = {}
-        self._refusals: dict[str, int] = {}
-        self._former: dict[str, list[tuple[Kept, datetime]]] = {}
+        self._states: dict[str, _State] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
         """Exchange, renew or revoke the token of an identity. Raises `ApiError` for a retry."""
@@ -120,15 +138,17 @@ class TokenRenewer:
             was_here = secret is not None and is_ours(secret)
             await self._stop(name, identity if is_here or was_here else None, secret)
             return None
-        problem = problem_of(secret_key, secret)
+        problem = problem_of(secret_key, secret, secret_of(identity))
         if problem:
-            return await self._fall_back(identity, problem)
+            self._use(name, uses_token=False)
+            await status.write(self._context, identity, status.not_exchanged(problem), self._now())
+            return Result(_UNUSABLE_SECONDS)
         return await self._renew(identity, renewal, secret)
 
     # Renewal
 
     async def _renew(self, identity: Obj, renewal: Renewal, secret: Obj | None) -> Result:
-        """Have a valid token in the provider's Secret, and report it."""
+        """Have a valid token in the provider's Secret, have clusters use it, and report it."""
         name = identity["metadata"]["name"]
         if secret is not None and owner_uid(secret, name) not in ("", uid_of(identity)):
             # The token of a former identity of this name is revoked, and not replaced unrevoked.
@@ -136,156 +156,159 @@ class TokenRenewer:
             return Result(_SHORTEST_WAIT_SECONDS)
 
         scope = scope_of(renewal, uid_of(identity), self._context.management_cluster)
-        source, kept = (
-            await self._secrets.read_source(identity),
-            await self._secrets.read_kept(secret),
-        )
-        facts = Facts(identity, renewal, scope, source, kept)
-        now, issued = self._now(), kept.issued if kept else None
-        is_rejected = kept is not None and self._is_rejected(name, kept)
-        if is_rejected:
-            wait = self._seconds_until_probe(name, (source.fingerprint, scope), now)
-            if wait > 0:
-                return Result(wait)  # nothing changes: what was in use stays in use
-        elif facts.has_usable_token(now) and not self._identities.renewed.is_known(name):
+        source = await self._secrets.read_source(identity)
+        kept = await self._secrets.read_kept(secret)
+        reading = Reading(identity, renewal, scope, source, secret, kept)
+        state = self._states.setdefault(name, _State())
+        if access := source.credentials or (kept and kept.credentials):
+            self._identities.renewed.servers[name] = access.access.server
+        if state.inputs != (renewal, source.version):
+            # Whatever was changed may be what was missing.
+            state.inputs = renewal, source.version
+            state.tries.clear()
+
+        facts = self._facts(reading)
+        if facts.token and not facts.has_ended and not self._identities.renewed.is_known(name):
             # After a restart, clusters need not wait for an attempt that may last long.
-            self._turn_to_token(name)
-        await self._revoke_former(name)
-        order = ways(issued, source.fingerprint, scope, now, is_rejected=is_rejected)
-        attempt, problem = Attempt(None, None, {}), ""
-        try:
-            if secret is None and source.credentials is not None:
-                # A token that is not kept could not be revoked.
-                secret = await self._secrets.create(identity)
-            attempt = await self._issuer.attempt(facts, order)
-            problem = attempt.problem
-            if attempt.token is not None and secret is not None:
-                kept = await self._keep(facts, secret, attempt.way, attempt.token, now)
-        except Conflict:
-            raise
-        except RequestError as error:
-            problem = text_of(error)
-        return await self._use(replace(facts, kept=kept), order, attempt, problem)
+            self._use(name, uses_token=True)
+        reading, outcomes = await self._act(reading, state)
+        wait = await self._apply(reading, outcomes, state)
+        await self._revoke_former(name, state)
+        return Result(min([wait, *(tries.wait for _, tries in state.former)]))
 
-    async def _use(
-        self, facts: Facts, order: tuple[Action, ...], attempt: Attempt, problem: str
-    ) -> Result:
-        """Have clusters use the token, or else the user's Secret, and report it."""
-        name, kept, now = facts.name, facts.kept, self._now()
-        # A token of a former Secret stays in use until it ends, so that a mistake costs no access.
-        is_lost = attempt.is_lost and facts.source.credentials is not None
-        if kept is None or not facts.has_usable_token(now) or is_lost:
-            result = await self._fall_back(facts.identity, problem)
-            wait = self._wait_after_refusal(name, attempt)
-            result = Result(max(wait, result.requeue_after or 0.0))
-        else:
-            self._turn_to_token(name)
-            first = order[0] if order else Action.KEEP
-            await self._report(facts.identity, kept, facts.source, problem, first)
-            wait = _wait(kept.issued, problem, now)
-            until_due = (kept.issued.renew_at - now).total_seconds()
-            result = Result(max(wait, min(until_due, self._wait_after_refusal(name, attempt))))
+    async def _act(self, reading: Reading, state: _State) -> tuple[Reading, dict[Action, Outcome]]:
+        """Perform actions while there are some; return what is kept then, and how they went."""
+        facts, outcomes = self._facts(reading), dict[Action, Outcome]()
+        while action := next_action(facts, outcomes, state.tries):
+            token = None
+            try:
+                if action is Action.EXCHANGE and reading.source.credentials is not None:
+                    secret = await self._secrets.hold(reading.identity, reading.secret)
+                    reading = replace(reading, secret=secret)
+                token, problem, outcome = await self._issuer.perform(reading, action)
+            except Conflict:
+                raise
+            except RequestError as error:
+                problem, outcome = text_of(error), outcome_of(error)
+            outcomes[action] = outcome
+            state.note(action, outcome, problem, facts)
+            if outcome is not Outcome.DONE:
+                log.info("%s %s: %s: %s", _KIND, reading.name, action.value, problem)
+            elif action is Action.PROBE:
+                self._identities.renewed.rejected.pop(reading.name, None)
+            if token is not None and reading.secret is not None:
+                reading = await self._keep(reading, reading.secret, action, token, facts.now)
+        return reading, outcomes
 
-        if kept is not None and self._is_rejected(name, kept):
-            return Result(_REJECTED_SECONDS)
-        if name in self._former:
-            return Result(min(result.requeue_after or _FORMER_SECONDS, _FORMER_SECONDS))
-        return result
+    async def _apply(
+        self, reading: Reading, outcomes: dict[Action, Outcome], state: _State
+    ) -> float:
+        """Have clusters use the token, or the user's Secret, and report it; return the wait."""
+        name, facts = reading.name, self._facts(reading)
+        is_used = uses_token(facts, outcomes)
+        self._use(name, uses_token=is_used)
+        if not is_used and facts.token and not facts.has_ended and reading.secret:
+            # Harvester rejects the token, and a restart must not bring it back.
+            ended = facts.token.end()
+            try:
+                await self._secrets.end(reading.identity, reading.secret, ended)
+                facts = replace(facts, issued=ended)
+            except RequestError as error:
+                log.warning("token of %s %s is not recorded as ended: %s", _KIND, name, error)
 
-    def _wait_after_refusal(self, name: str, attempt: Attempt) -> float:
-        """Return the seconds until an exchange that was refused is tried again; 0 after another.
+        await self._report(reading, facts, state.problem(facts), is_used=is_used)
+        return seconds_until_next(replace(facts, in_use=is_used), state.tries)
 
-        Each one applies all roles, and a change of the Secret or identity is tried at once.
-        """
-        exchange = attempt.errors.get(Action.EXCHANGE)
-        if exchange is None or is_transient(exchange):
-            self._refusals.pop(name, None)
-            return 0.0
-        self._refusals[name] = count = self._refusals.get(name, 0) + 1
-        return min(_LONGEST_WAIT_SECONDS, _REFUSED_SECONDS * 2 ** min(count - 1, 10))
+    def _facts(self, reading: Reading) -> Facts:
+        """Return the facts of which a decision is made."""
+        name, kept, renewed = reading.name, reading.kept, self._identities.renewed
+        # A 401 that a cluster has met with a former token says nothing about this one.
+        fingerprint = kept.credentials.access.fingerprint if kept else ""
+        return Facts(
+            self._now(),
+            kept.issued if kept else None,
+            reading.source.fingerprint,
+            reading.scope,
+            reading.renewal.seconds,
+            is_suspect=bool(fingerprint) and renewed.rejected.get(name) == fingerprint,
+            in_use=renewed.uses_token(name),
+        )
 
-    def _turn_to_token(self, name: str) -> None:
-        """Have clusters use the token of an identity."""
-        if self._identities.renewed.use(name, self._identities.renewed.key_of(name)):
+    def _use(self, name: str, *, uses_token: bool) -> None:
+        """Have clusters use the token of an identity, or the user's Secret."""
+        renewed = self._identities.renewed
+        if renewed.use(name, renewed.key_of(name) if uses_token else None):
             self._identities.report(name)
 
     async def _keep(
-        self, facts: Facts, secret: Obj, way: Action | None, token: Token, start: datetime
-    ) -> Kept:
+        self,
+        reading: Reading,
+        secret: Obj,
+        action: Action,
+        token: Token,
+        start: datetime,
+    ) -> Reading:
         """Keep a new token; the former one is revoked later, if it is not revoked with this one.
 
+        :param secret: the provider's Secret
         :param start: a time before the token was requested
         """
-        former = facts.kept
-        is_renewed = way is Action.RENEW and former is not None
-        source = former.issued.source if is_renewed and former else facts.source.fingerprint or ""
-        issued = issued_at(start, token.seconds, source, facts.scope)
-        kept = await self._secrets.store(facts.identity, secret, token, issued)
-        log.info("token of %s %s: %s", _KIND, facts.name, "renew" if is_renewed else "exchange")
+        former = reading.kept
+        source, scope = reading.source.fingerprint or "", reading.scope
+        if action is Action.RENEW and former is not None:
+            # What the identity asks for meanwhile takes an exchange.
+            source, scope = former.issued.source, former.issued.scope
+        issued = issued_at(start, token.seconds, source, scope)
+        kept = Kept(issued, token.credentials)
+        try:
+            stored = await self._secrets.store(reading.identity, secret, token, issued)
+        except RequestError:
+            await self._revoke_unkept(reading, kept)
+            raise
+        log.info("token of %s %s: %s", _KIND, reading.name, action.value)
 
-        if former is not None and former.issued.is_usable(self._now()):
+        if former is not None and former.issued.is_of(scope):
             bound = tokenexchange.bound_uid(former.credentials)
             if bound and bound != tokenexchange.bound_uid(token.credentials):
-                due = self._now() + timedelta(seconds=_FORMER_SECONDS)
-                self._former.setdefault(facts.name, []).append((former, due))
-        return kept
+                tries = Tries().after(self._now(), _FORMER_SECONDS, LONGEST_WAIT_SECONDS)
+                self._states[reading.name].former.append((former, tries))
+        return replace(reading, secret=stored, kept=kept)
 
-    async def _revoke_former(self, name: str) -> None:
+    async def _revoke_unkept(self, reading: Reading, kept: Kept) -> None:
+        """Revoke a token that was not kept, if the identity has none that ends with it."""
+        with contextlib.suppress(RequestError):
+            key = self._identities.renewed.key_of(reading.name)
+            secret = await self._secrets.read(key)
+            if reading.kept is None and (secret is None or being_deleted(secret)):
+                await self._issuer.revoke(reading.name, kept)
+
+    async def _revoke_former(self, name: str, state: _State, *, at_once: bool = False) -> None:
         """Revoke tokens of a former account or Harvester, as long as they have not ended."""
-        now, left = self._now(), []
-        for former, due in self._former.pop(name, []):
-            if not former.issued.is_usable(now):
+        now, former = self._now(), state.former
+        state.former = []
+        for kept, tries in former:
+            if tries.seconds_left(now) and not at_once:
+                state.former.append((kept, tries))
                 continue
-            owner = owner_of(self._context, name, owner_uid(former.secret, name))
-            if now < due:
-                left.append((former, due))
-                continue
-            try:
-                await tokenexchange.revoke(self._context.sessions.client, former.credentials, owner)
-            except (RequestError, KubeconfigError, ExchangeError) as error:
-                log.warning("former token of %s %s was not revoked: %s", _KIND, name, error)
-                if is_transient(error):
-                    left.append((former, due))
-        if left:
-            self._former[name] = left
+            outcome = await self._issuer.revoke(name, kept)
+            if outcome is Outcome.UNKNOWN and kept.issued.is_usable(now):
+                again = tries.after(now, _FORMER_SECONDS, LONGEST_WAIT_SECONDS)
+                state.former.append((kept, again))
 
-    async def _fall_back(self, identity: Obj, problem: str) -> Result:
-        """Have clusters use the user's Secret, and report why."""
-        name = identity["metadata"]["name"]
-        if self._identities.renewed.use(name, None):
-            self._identities.report(name)
-        await status.write(
-            self._context, identity, status.not_exchanged(problem or "the token has ended")
-        )
-        return Result(seconds_to_retry(None, self._now()))
-
-    async def _report(
-        self, identity: Obj, kept: Kept, source: Source, problem: str, action: Action
-    ) -> None:
-        token = tokenexchange.token_in(kept.credentials)
-        if problem:
-            report = status.not_renewed(kept.issued, token, problem, action)
+    async def _report(self, reading: Reading, facts: Facts, problem: str, *, is_used: bool) -> None:
+        kept, source = reading.kept, reading.source
+        if kept is None or not is_used:
+            report = status.not_exchanged(problem or "the token has ended")
+        elif problem:
+            token = tokenexchange.token_in(kept.credentials)
+            report = status.not_renewed(
+                kept.issued, token, problem, wants_exchange=facts.wants_exchange
+            )
         else:
+            token = tokenexchange.token_in(kept.credentials)
             missing = "" if source.exists else f"Secret {source.key} does not exist"
             report = status.renewed(kept.issued, token, missing)
-        await status.write(self._context, identity, report)
-
-    def _is_rejected(self, name: str, kept: Kept) -> bool:
-        """Return whether a cluster has met a 401 with this token, and not with a former one."""
-        rejected = self._identities.renewed.rejected.get(name)
-        return rejected == kept.credentials.access.fingerprint
-
-    def _seconds_until_probe(self, name: str, inputs: _Inputs, now: datetime) -> float:
-        """Return how long a rejected token is not tried again; 0 to try it now.
-
-        Each cluster that meets a 401 calls for a probe, but one of them answers all.
-        """
-        last, former = self._probed.get(name, (None, None))
-        wait = _REJECTED_SECONDS - (now - last).total_seconds() if last else 0.0
-        if wait > 0 and former == inputs:
-            return wait
-        self._probed[name] = now, inputs
-        return 0.0
+        await status.write(self._context, reading.identity, report, facts.now)
 
     # End
 
@@ -294,14 +317,13 @@ class TokenRenewer:
         has_secret = secret is not None and is_ours(secret)
         if not has_secret or name not in self._identities.renewed.ended:
             self._identities.renewed.forget(name)
-        self._probed.pop(name, None)
-        self._former.pop(name, None)
-        self._refusals.pop(name, None)
+        if state := self._states.pop(name, None):
+            await self._revoke_former(name, state, at_once=True)
         if identity is not None:
-            await status.write(self._context, identity, None)
+            await status.write(self._context, identity, None, self._now())
         if secret is None or not has_secret:
             return
-        key = Key(secret["metadata"]["namespace"], secret["metadata"]["name"])
+        key = key_of(secret)
         with contextlib.suppress(NotFound):
             answer = await self._context.client.delete(
                 SECRETS, key.name, key.namespace, uid=uid_of(secret)
@@ -315,35 +337,41 @@ class TokenRenewer:
         if not is_ours(secret) or RENEWED_TOKEN_FINALIZER not in finalizers:
             return None
         kept = await self._secrets.read_kept(secret)
-        if kept and kept.issued.is_usable(self._now()) and self._is_needed(name):
+        is_usable = kept is not None and kept.issued.is_usable(self._now())
+        if is_usable and self._is_needed(name):
             return Result(_NEEDED_SECONDS)
         self._identities.renewed.ended.pop(name, None)
         # Clusters that are still allowed use the user's Secret until there is another token.
-        if self._identities.renewed.use(name, None):
-            self._identities.report(name)
+        self._use(name, uses_token=False)
 
-        owner = owner_uid(secret, name)
-        if kept and owner and kept.issued.is_usable(self._now()):
-            try:
-                await tokenexchange.revoke(
-                    self._context.sessions.client,
-                    kept.credentials,
-                    owner_of(self._context, name, owner),
-                )
-            except (RequestError, KubeconfigError) as error:
-                if is_transient(error):
-                    # The token ends by itself at last.
-                    log.warning("token of %s %s cannot be revoked yet: %s", _KIND, name, error)
-                    return Result(seconds_to_retry(kept.issued, self._now()))
-                log.warning("token of %s %s was not revoked: %s", _KIND, name, error)
+        # Only Harvester knows whether a token has ended: it is asked once in any case.
+        is_unknown = kept and await self._issuer.revoke(name, kept) is Outcome.UNKNOWN
+        if is_unknown and is_usable:
+            await self._report_end(name, secret)
+            state = self._states.setdefault(name, _State())
+            tries = state.revocation.after(self._now(), _REVOKE_SECONDS, LONGEST_WAIT_SECONDS)
+            state.revocation = tries
+            return Result(tries.wait)
+        self._states.pop(name, None)
         with contextlib.suppress(NotFound):
             await self._context.remove_finalizer(
                 self._context.caches.secrets, secret, RENEWED_TOKEN_FINALIZER
             )
         return Result(_SHORTEST_WAIT_SECONDS)
 
+    async def _report_end(self, name: str, secret: Obj) -> None:
+        """Report that an identity gets no token while a former one is not revoked."""
+        with contextlib.suppress(NotRead):
+            identity = self._identities.read(name)
+            if identity is None or renewal_of(identity) is None:
+                return
+            if secret_of(identity).namespace == key_of(secret).namespace:
+                problem = f"Secret {key_of(secret)} stays until Harvester has revoked its token"
+                report = status.not_exchanged(problem)
+                await status.write(self._context, identity, report, self._now())
+
     def _is_needed(self, name: str) -> bool:
-        """Return whether clusters still refer to an identity that was deleted.
+        """Return whether clusters still refer to an identity that was deleted, and may use it.
 
         Their deletion needs the token. Only those that are being deleted get it.
         """
@@ -351,13 +379,14 @@ class TokenRenewer:
         return name in self._identities.renewed.ended and any(
             reference_of(cluster) == name
             and (not being_deleted(cluster) or cluster["metadata"].get("finalizers"))
+            and self._is_allowed(name, key_of(cluster).namespace)
             for cluster in clusters
         )
 
-
-def _wait(issued: Issued, problem: str, now: datetime) -> float:
-    """Return the seconds until the next attempt."""
-    if problem:
-        return seconds_to_retry(issued, now)
-    wait = (issued.renew_at - now).total_seconds()
-    return max(_SHORTEST_WAIT_SECONDS, min(_LONGEST_WAIT_SECONDS, wait))
+    def _is_allowed(self, name: str, namespace: str) -> bool:
+        """Return whether clusters of a namespace may use a deleted identity, as far as is known."""
+        try:
+            answer = self._identities.resolve(name, namespace, is_ending=True)
+        except NotRead as error:
+            return not error.is_lasting
+        return not isinstance(answer, Refused)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from caphv.api.conditions import Status, rfc3339, set_condition
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, at
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
-from caphv.api.tokenrenewal import Action, Issued
+from caphv.api.tokenrenewal import Issued
 from caphv.runtime.errors import Forbidden, NotFound
 from reconciler.context import Context
 from reconciler.harvester.tokenexchange import Token
@@ -49,9 +49,12 @@ def renewed(issued: Issued, token: Token, missing: str) -> Report:
     return Report("True", _CONDITION, message, _token(issued, token))
 
 
-def not_renewed(issued: Issued, token: Token, problem: str, action: Action) -> Report:
-    """Return the report about a token that is in use and could not be replaced."""
-    cause = "renewed" if action is Action.RENEW else "exchanged for the credentials in the Secret"
+def not_renewed(issued: Issued, token: Token, problem: str, *, wants_exchange: bool) -> Report:
+    """Return the report about a token that is in use and could not be replaced.
+
+    :param wants_exchange: whether only the user's credentials lead to the token that is asked for
+    """
+    cause = "exchanged for the credentials in the Secret" if wants_exchange else "renewed"
     message = (
         f"the token is in use until {rfc3339(issued.expires_at)}, and could not be {cause}: "
         f"{problem}"
@@ -65,7 +68,7 @@ def not_exchanged(problem: str) -> Report:
     return Report("False", Reason.TOKEN_NOT_EXCHANGED, message)
 
 
-async def write(context: Context, identity: Obj, report: Report | None) -> None:
+async def write(context: Context, identity: Obj, report: Report | None, now: datetime) -> None:
     """Write a report, None to remove it. Raises `ApiError` for a retry."""
     metadata, before = identity["metadata"], identity.get("status") or {}
     conditions = before.get("conditions") or []
@@ -81,7 +84,7 @@ async def write(context: Context, identity: Obj, report: Report | None) -> None:
             reason=report.reason,
             message=report.message,
             generation=int(metadata.get("generation") or 0),
-            now=datetime.now(UTC),
+            now=now,
         )
     if after == conditions and token == at(before, "token"):
         return

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from caphv.api.identities import KUBECONFIG_KEY, decode_kubeconfig, kubeconfig_key, secret_of
 from caphv.api.names import RENEWED_TOKEN_FINALIZER
-from caphv.api.object import SECRETS, Key, Obj, text_at, uid_of
+from caphv.api.object import SECRETS, Key, Obj, key_of, text_at, uid_of
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
-from caphv.api.tokenrenewal import SECRET_TYPE, Issued, issued_of
+from caphv.api.tokenrenewal import SECRET_TYPE, Issued, identity_name, issued_of
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import KubeconfigError, parse_kubeconfig
 from caphv.runtime.text import off_loop
@@ -30,6 +30,8 @@ class Source:
     credentials: Credentials | None = None
     problem: str = ""
     exists: bool = True
+    version: str = ""
+    """The resourceVersion of the Secret."""
 
     @property
     def fingerprint(self) -> str | None:
@@ -41,9 +43,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The provider's own Secret, and what it says about the token in it."""
+    """The token in the provider's own Secret, and what the Secret says about it."""
 
-    secret: Obj
     issued: Issued
     credentials: Credentials
 
@@ -70,10 +71,11 @@ class TokenSecrets:
         if secret is None:
             problem = f"{where} does not exist: create it with key kubeconfig"
             return Source(key, problem=problem, exists=False)
+        version = str(secret["metadata"]["resourceVersion"])
         try:
-            return Source(key, await self._credentials(secret))
+            return Source(key, await self._credentials(secret), version=version)
         except (KubeconfigError, ValueError) as error:
-            return Source(key, problem=f"{where}: {error}")
+            return Source(key, problem=f"{where}: {error}", version=version)
 
     async def read_kept(self, secret: Obj | None) -> Kept | None:
         """Return the token in the provider's Secret, None if it holds none that can be read."""
@@ -85,7 +87,7 @@ class TokenSecrets:
             tokenexchange.token_in(credentials)
         except (ExchangeError, KubeconfigError, ValueError):
             return None
-        return Kept(secret, issued, credentials)
+        return Kept(issued, credentials)
 
     async def _credentials(self, secret: Obj) -> Credentials:
         """Return the credentials in a Secret. Raises `KubeconfigError`."""
@@ -98,34 +100,59 @@ class TokenSecrets:
         access = await off_loop(len(raw), lambda: parse_kubeconfig(raw, allow_insecure=insecure))
         return Credentials(raw.decode("utf-8", "replace"), access)
 
-    async def create(self, identity: Obj) -> Obj:
-        """Create the provider's Secret without a token. Raises `Conflict` if it exists."""
-        key = self._identities.renewed.key_of(identity["metadata"]["name"])
-        metadata = {**_metadata(identity), "name": key.name, "namespace": key.namespace}
-        secret = {"metadata": metadata, "type": SECRET_TYPE}
-        created = await self._context.client.create(SECRETS, secret)
-        self._context.caches.secrets.observe(created)
-        return created
+    async def hold(self, identity: Obj, secret: Obj | None) -> Obj:
+        """Return the provider's Secret, created if necessary, with the finalizer.
 
-    async def store(self, identity: Obj, secret: Obj, token: Token, issued: Issued) -> Kept:
+        This shows that a token can be kept: one that is not kept could not be revoked. Raises
+        `Conflict` if others wrote the Secret, `RequestError`.
+        """
+        if secret is None:
+            key = self._identities.renewed.key_of(identity["metadata"]["name"])
+            # Without the right to patch, the provider could never remove a finalizer.
+            owners = {"ownerReferences": _metadata(identity, {})["ownerReferences"]}
+            metadata = {**owners, "name": key.name, "namespace": key.namespace}
+            obj = {"metadata": metadata, "type": SECRET_TYPE}
+            secret = await self._context.client.create(SECRETS, obj)
+        return await self._patch(identity, secret, {})
+
+    async def store(self, identity: Obj, secret: Obj, token: Token, issued: Issued) -> Obj:
         """Write a token into the provider's Secret. Raises `Conflict` if others wrote it."""
-        name = identity["metadata"]["name"]
-        key = self._identities.renewed.key_of(name)
-        metadata = {
-            **_metadata(identity),
-            "annotations": issued.annotations(),
-            "resourceVersion": secret["metadata"]["resourceVersion"],
-        }
         content = base64.b64encode(token.credentials.text.encode()).decode()
-        obj: Obj = {"metadata": metadata, "data": {"kubeconfig": content}}
-        stored = await self._context.client.patch(SECRETS, key.name, key.namespace, obj)
-        self._context.caches.secrets.observe(stored)
-        self._identities.report(name)
-        return Kept(stored, issued, token.credentials)
+        stored = await self._patch(identity, secret, {"kubeconfig": content}, issued)
+        self._identities.report(identity["metadata"]["name"])
+        return stored
+
+    async def end(self, identity: Obj, secret: Obj, issued: Issued) -> Obj:
+        """Record that the token in the provider's Secret has ended. Raises `RequestError`."""
+        return await self._patch(identity, secret, {}, issued)
+
+    async def _patch(
+        self, identity: Obj, secret: Obj, data: Obj, issued: Issued | None = None
+    ) -> Obj:
+        before = secret["metadata"]
+        metadata = {
+            **_metadata(identity, before),
+            **({"annotations": issued.annotations()} if issued else {}),
+            "resourceVersion": before["resourceVersion"],
+        }
+        obj = {"metadata": metadata, **({"data": data} if data else {})}
+        key = key_of(secret)
+        patched = await self._context.client.patch(SECRETS, key.name, key.namespace, obj)
+        self._context.caches.secrets.observe(patched)
+        return patched
 
 
-def problem_of(key: Key, secret: Obj | None) -> str:
-    """Return why the provider cannot keep a token in a Secret, empty if it can."""
+def problem_of(key: Key, secret: Obj | None, source: Key) -> str:
+    """Return why the provider cannot keep a token in a Secret, empty if it can.
+
+    :param key: key of the provider's Secret
+    :param source: key of the user's Secret
+    """
+    if identity_name(source.name):
+        # A token of the provider would be exchanged for the next one again and again.
+        return (
+            f"spec.secretRef.name: {source.name} is the name of a renewed token: rename the Secret"
+        )
     if len(key.name) > _LONGEST_NAME:
         return f"the name of the identity leaves no room for Secret {key}"
     if secret is not None and not is_ours(secret):
@@ -146,12 +173,17 @@ def owner_uid(secret: Obj, name: str) -> str:
     return ""
 
 
-def _metadata(identity: Obj) -> Obj:
-    """Return what the provider's Secret for an identity always has."""
+def _metadata(identity: Obj, present: Obj) -> Obj:
+    """Return what the provider's Secret for an identity always has, besides what others added.
+
+    :param present: metadata of the Secret
+    """
     owner = {
         "apiVersion": HARVESTER_CLUSTER_IDENTITIES.api_version,
         "kind": _KIND,
         "name": identity["metadata"]["name"],
         "uid": uid_of(identity),
     }
-    return {"finalizers": [RENEWED_TOKEN_FINALIZER], "ownerReferences": [owner]}
+    owners = [other for other in present.get("ownerReferences") or () if other.get("kind") != _KIND]
+    finalizers = dict.fromkeys([*(present.get("finalizers") or ()), RENEWED_TOKEN_FINALIZER])
+    return {"finalizers": list(finalizers), "ownerReferences": [*owners, owner]}

@@ -197,10 +197,31 @@ def rights_of(account: Account, objs: Iterable[Obj]) -> frozenset[tuple[str, str
     )
 
 
-async def existing_rights(client: ApiClient, account: Account) -> frozenset[tuple[str, str, str]]:
-    """Return `rights_of` an account on Harvester. Raises `ApiError`."""
-    lists = [await client.list(kind) for kind in (ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS)]
-    return rights_of(account, [obj for page in lists for obj in page["items"]])
+def problem_of_namespaces(account: Account, bindings: Iterable[Obj]) -> str:
+    """Return why an account could issue tokens of other accounts, or they its; empty if neither.
+
+    In its target namespaces, an account may issue tokens of any ServiceAccount.
+
+    :param bindings: all bindings on Harvester
+    """
+    space, own = account.namespace, (account.namespace, account.name)
+    if space in account.targets:
+        return f"namespace {space} is one of targetNamespaces: choose another namespace"
+    for obj in bindings:
+        role = text_at(obj, "roleRef", "name")
+        if role == GUESTS_ROLE and text_at(obj, "metadata", "namespace") == space:
+            return (
+                f"namespace {space} is a target namespace of another account, which may issue "
+                "tokens in it: choose another namespace"
+            )
+        for subject in list_at(obj, "subjects") if role == CLUSTER_WIDE_ROLE else ():
+            other = text_at(subject, "namespace"), text_at(subject, "name")
+            if other[0] in account.targets and other != own:
+                return (
+                    f"target namespace {other[0]} has account {other[0]}/{other[1]} of another "
+                    "identity, whose tokens this one could issue: choose another target namespace"
+                )
+    return ""
 
 
 async def create(

@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from caphv.api.names import OWNER_ANNOTATION, OWNER_UID_ANNOTATION
+from caphv.api.names import OWNER_ANNOTATION, OWNER_CLUSTER_ANNOTATION, OWNER_UID_ANNOTATION
 from caphv.api.object import (
+    CLUSTER_ROLE_BINDINGS,
     NAMESPACES,
     ROLE_BINDINGS,
     ROLES,
@@ -27,15 +28,14 @@ from caphv.api.object import (
     Resource,
     annotations_of,
     at,
-    key_of,
     text_at,
     uid_of,
 )
 from caphv.api.ownership import Owner, Ownership, ownership_of, record
-from caphv.api.tokenrenewal import Renewal, bound_name
+from caphv.api.tokenrenewal import BOUND_PREFIX, SHORTEST_SECONDS, Renewal, bound_name
 from caphv.api.tokens import token_of
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import AlreadyExists, Conflict, Forbidden, NotFound
+from caphv.runtime.errors import AlreadyExists, Conflict, Forbidden, NotFound, RequestError
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig, token_claims
 from caphv.runtime.text import load_yaml
 from reconciler.harvester import identityaccount
@@ -43,7 +43,6 @@ from reconciler.harvester.identityaccount import Account, api_server, published_
 from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
 
 _INGRESS = Key("kube-system", "ingress-expose")
-_RECORD_MANAGER = "caphv-token-renewal"
 _MOST_CONFLICTS = 2
 _RANCHER_PATH = "/k8s/clusters/"
 
@@ -68,13 +67,18 @@ class Token:
 
     :param account: the ServiceAccount that has it
     :param seconds: how long it lives
-    :param is_bound: whether the deletion of a Secret revokes it
+    :param bound: name of the Secret whose deletion revokes it, empty for none
     """
 
     credentials: Credentials
     account: Key
     seconds: int
-    is_bound: bool
+    bound: str
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the deletion of a Secret revokes it."""
+        return bool(self.bound)
 
 
 @contextlib.asynccontextmanager
@@ -92,7 +96,7 @@ def token_in(credentials: Credentials) -> Token:
     token = token_of(token_claims(credentials.access.token))
     if token is None:
         raise ExchangeError("the token is not a ServiceAccount's")
-    return Token(credentials, token.account, token.seconds, bool(token.secret))
+    return Token(credentials, token.account, token.seconds, token.secret)
 
 
 def bound_uid(credentials: Credentials) -> str:
@@ -113,25 +117,48 @@ async def exchange(
     :param owner: the record of the HarvesterClusterIdentity
     """
     async with connected(connect, credentials.access) as client:
-        account, bound = await _ensure_account(client, credentials.access, renewal, owner)
+        account, bound, is_new = await _ensure_account(client, credentials.access, renewal, owner)
         try:
             token = await _request_token(client, account, renewal.seconds, bound)
-        except Forbidden as error:
-            if renewal.account is not None:
-                raise
-            raise ExchangeError(
-                f"the account may not issue tokens of its own: {error}; set "
-                "spec.tokenRenewal.serviceAccount, for which the Secret needs the kubeconfig of an "
-                "administrator once"
-            ) from None
-        text = await _kubeconfig(client, credentials, token, renewal, account)
+            text = await _kubeconfig(client, credentials, token, renewal, account)
+            issued = _issued(text, account, renewal.seconds, insecure=credentials.access.insecure)
+            # A token that does not work must not take the place of credentials that do.
+            await _test(connect, issued.credentials)
+        except (ExchangeError, KubeconfigError, RequestError) as error:
+            if is_new and bound:
+                # Nothing else would delete it, and what was issued with it.
+                with contextlib.suppress(RequestError):
+                    await _delete(client, Key(account.namespace, bound["name"]), bound["uid"])
+            if isinstance(error, Forbidden) and renewal.account is None:
+                raise ExchangeError(
+                    f"the account may not issue tokens of its own: {error}; set "
+                    "spec.tokenRenewal.serviceAccount, for which the Secret needs the kubeconfig "
+                    "of an administrator once"
+                ) from None
+            raise
+    return issued
 
-    issued = _issued(text, renewal.seconds, insecure=credentials.access.insecure)
-    # A token that does not work must not take the place of credentials that do.
-    async with connected(connect, issued.credentials.access) as client:
+
+async def probe(connect: Connect, credentials: Credentials) -> None:
+    """Use credentials for a request that changes nothing. Raises `KubeconfigError`, `RequestError`.
+
+    They may have no right to this request.
+    """
+    async with connected(connect, credentials.access) as client:
         with contextlib.suppress(Forbidden):
             await client.get(NAMESPACES, "kube-system")
-    return issued
+
+
+async def _test(connect: Connect, credentials: Credentials) -> None:
+    """Raise `ExchangeError` if a new token does not work, which says nothing about other ones."""
+    try:
+        await probe(connect, credentials)
+    except RequestError as error:
+        server = credentials.access.server
+        raise ExchangeError(
+            f"the token that Harvester has issued does not work at {server}: {error}; if this is "
+            "not Harvester's own API server, set spec.tokenRenewal.server"
+        ) from None
 
 
 async def renew(connect: Connect, credentials: Credentials, seconds: int) -> Token:
@@ -143,44 +170,47 @@ async def renew(connect: Connect, credentials: Credentials, seconds: int) -> Tok
     bound = at(token_claims(credentials.access.token), "kubernetes.io", "secret")
     async with connected(connect, credentials.access) as client:
         token = await _request_token(client, current.account, seconds, bound)
-    access = replace(credentials.access, token=token)
-    return _issued(_text(access), seconds, insecure=credentials.access.insecure)
+    text = _text(replace(credentials.access, token=token))
+    return _issued(text, current.account, seconds, insecure=credentials.access.insecure)
 
 
-async def revoke(connect: Connect, credentials: Credentials, owner: Owner) -> None:
-    """Delete the Secret to which the tokens are bound, if it exists for this owner.
+async def revoke(connect: Connect, credentials: Credentials, management_cluster: str) -> None:
+    """Delete the Secret to which a token is bound, if this management cluster has created it.
 
-    Raises `RequestError`.
+    Raises `ExchangeError`, `KubeconfigError`, `RequestError`.
 
-    :param credentials: the renewed token
-    :param owner: the record of the HarvesterClusterIdentity
+    :param credentials: the renewed token, which names the Secret and its uid
     """
-    token, bound = token_in(credentials), bound_uid(credentials)
-    name = bound_name(owner.uid, owner.management_cluster)
+    token, uid = token_in(credentials), bound_uid(credentials)
+    key = Key(token.account.namespace, token.bound)
+    if not uid or not key.name.startswith(BOUND_PREFIX):
+        return
     async with connected(connect, credentials.access) as client:
         with contextlib.suppress(NotFound):
-            secret = await client.get(SECRETS, name, token.account.namespace)
-            is_bound = bound in ("", uid_of(secret))
-            if is_bound and ownership_of(secret, owner) is Ownership.OURS:
-                await _delete(client, secret)
+            secret = await client.get(SECRETS, key.name, key.namespace)
+            owner = _recorded_identity(secret)
+            # After `clusterctl move`, the token is that of a provider elsewhere.
+            is_ours = owner is not None and owner.management_cluster == management_cluster
+            if is_ours and uid_of(secret) == uid:
+                await _delete(client, key, uid)
 
 
-async def _delete(client: ApiClient, secret: Obj) -> None:
+async def _delete(client: ApiClient, key: Key, uid: str) -> None:
     """Delete a Secret by its uid, again if something else has written to it meanwhile."""
-    key = key_of(secret)
     for _ in range(_MOST_CONFLICTS):
         with contextlib.suppress(Conflict):
-            await client.delete(SECRETS, key.name, key.namespace, uid=uid_of(secret))
+            await client.delete(SECRETS, key.name, key.namespace, uid=uid)
             return
-    await client.delete(SECRETS, key.name, key.namespace, uid=uid_of(secret))
+    await client.delete(SECRETS, key.name, key.namespace, uid=uid)
 
 
 async def _ensure_account(
     client: ApiClient, access: Kubeconfig, renewal: Renewal, owner: Owner
-) -> tuple[Key, Obj | None]:
-    """Return the account that gets the token, and what binds it; create what the identity names.
+) -> tuple[Key, Obj | None, bool]:
+    """Return the account that gets the token, what binds it, and whether this is new.
 
-    Tokens of an account that may not create Secrets in its namespace are not bound.
+    Creates what the identity names. Tokens of an account that may not create Secrets in its
+    namespace are not bound.
     """
     if renewal.account is None:
         current = token_of(token_claims(access.token))
@@ -190,55 +220,103 @@ async def _ensure_account(
                 "spec.tokenRenewal.serviceAccount, so that the provider creates one with them"
             )
         try:
-            return current.account, await _ensure_bound(client, current.account, owner)
+            return current.account, *await _ensure_bound(client, current.account, owner)
         except Forbidden:
-            return current.account, None
+            return current.account, None, False
 
     key = renewal.account
     account = Account(key.name, key.namespace, renewal.targets)
-    if key.namespace in renewal.targets:
-        raise ExchangeError(
-            f"spec.tokenRenewal.serviceAccount.namespace: {key.namespace} is a target namespace, "
-            "in which the account may issue tokens of any ServiceAccount: choose another namespace"
-        )
-    if await _is_own(client, account, owner):
-        # Of another manager than the other fields, so that `caphv identity create` keeps it.
-        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": key.namespace}}
-        await client.apply(NAMESPACES, namespace, manager=identityaccount.MANAGER)
-        metadata = {"name": key.name, "namespace": key.namespace, "annotations": record(owner)}
-        obj = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
-        await client.apply(SERVICE_ACCOUNTS, obj, manager=_RECORD_MANAGER)
+    try:
+        await _claim(client, account, owner)
+    except Conflict:
+        # Another identity has claimed it meanwhile, which its record tells.
+        await _claim(client, account, owner)
     await identityaccount.create(client, account, client.server, lasting_token=False)
-    bound = await _ensure_bound(client, key, owner)
+    bound, is_new = await _ensure_bound(client, key, owner)
     for resource, obj in _own_rights(key, owner, bound):
         await client.apply(resource, obj, manager=identityaccount.MANAGER)
-    return key, bound
+    return key, bound, is_new
 
 
-async def _is_own(client: ApiClient, account: Account, owner: Owner) -> bool:
-    """Return whether an account belongs to the identity, or does not exist.
+async def _claim(client: ApiClient, account: Account, owner: Owner) -> None:
+    """Create an account with the record of its identity, or check that it is the identity's own.
 
-    Raises `ExchangeError` for another account, unless it has the very rights that the identity asks
-    for: those of one identity must not extend those of another.
+    Raises `ExchangeError` for an account of another identity, for one with other rights than the
+    identity asks for, and if accounts could issue tokens of each other. `Conflict` means that
+    another client has created or written it meanwhile.
     """
+    bindings = [
+        obj
+        for kind in (ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS)
+        for obj in (await client.list(kind))["items"]
+    ]
+    problem = identityaccount.problem_of_namespaces(account, bindings)
+    if problem:
+        raise ExchangeError(f"spec.tokenRenewal.serviceAccount: {problem}")
+
+    metadata: Obj = {"name": account.name, "namespace": account.namespace}
     try:
         obj = await client.get(SERVICE_ACCOUNTS, account.name, account.namespace)
     except NotFound:
-        return True
-    recorded, expected = annotations_of(obj), record(owner)
-    # A former identity of this name has left its account, because accounts are not deleted.
-    if all(recorded.get(key) == expected[key] for key in expected.keys() - {OWNER_UID_ANNOTATION}):
-        return True
+        # Bindings may be there without the account that had them.
+        _require_rights(account, bindings, owner, None)
+        space = {"name": account.namespace}
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": space}
+        await client.apply(NAMESPACES, namespace, manager=identityaccount.MANAGER)
+        await client.create(SERVICE_ACCOUNTS, {"metadata": metadata | _annotations(owner)})
+        return
+    if ownership_of(obj, owner) is Ownership.OURS:
+        return
+
+    _require_rights(account, bindings, owner, obj)
+    recorded = _recorded_identity(obj)
+    if recorded is None or recorded.management_cluster == owner.management_cluster:
+        # A former identity of this name has left its account, because accounts are not deleted.
+        patch = {"metadata": {"resourceVersion": obj["metadata"]["resourceVersion"]}}
+        patch["metadata"] |= _annotations(owner)
+        await client.patch(SERVICE_ACCOUNTS, account.name, account.namespace, patch)
+
+
+def _require_rights(account: Account, bindings: list[Obj], owner: Owner, obj: Obj | None) -> None:
+    """Raise `ExchangeError` unless an identity may have an account with the rights that it has.
+
+    The rights of one identity must not extend those of another.
+
+    :param bindings: all bindings on Harvester
+    :param obj: the account, None if it does not exist
+    """
+    name = f"{account.namespace}/{account.name}"
+    remedy = "name an account of its own in spec.tokenRenewal.serviceAccount"
+    former = _recorded_identity(obj) if obj else None
+    if former and (former.kind, former.name) != (owner.kind, owner.name):
+        raise ExchangeError(
+            f"ServiceAccount {name} on Harvester was created for {former.kind} {former.name}: "
+            f"{remedy}"
+        )
 
     asked = identityaccount.rights_of(account, identityaccount.objects(account))
-    if await identityaccount.existing_rights(client, account) == asked:
-        return False
-    former = recorded.get(OWNER_ANNOTATION, "").replace("//", " ")
-    origin = f"was created for {former}" if former else "exists"
+    present = identityaccount.rights_of(account, bindings)
+    is_here = former is not None and former.management_cluster == owner.management_cluster
+    # An account of a user must not get more, and neither that of the same identity elsewhere, as
+    # after `clusterctl move`.
+    if (present <= asked) if obj is None or is_here else (present == asked):
+        return
     raise ExchangeError(
-        f"ServiceAccount {account.namespace}/{account.name} on Harvester {origin}, and has other "
-        "rights than spec.tokenRenewal.serviceAccount asks for: name an account of its own there"
+        f"ServiceAccount {name} on Harvester {'exists, and' if obj else 'does not exist, but'} has "
+        f"other rights than the identity asks for: {remedy}"
     )
+
+
+def _annotations(owner: Owner) -> Obj:
+    return {"annotations": record(owner)}
+
+
+def _recorded_identity(obj: Obj) -> Owner | None:
+    """Return the identity for which an object on Harvester was created, None without a record."""
+    notes = annotations_of(obj)
+    kind, _, name = notes.get(OWNER_ANNOTATION, "").partition("//")
+    uid, cluster = notes.get(OWNER_UID_ANNOTATION, ""), notes.get(OWNER_CLUSTER_ANNOTATION, "")
+    return Owner(kind, "", name, uid, cluster) if kind and name and uid and cluster else None
 
 
 def _own_rights(account: Key, owner: Owner, bound: Obj) -> list[tuple[Resource, Obj]]:
@@ -268,20 +346,22 @@ def _own_rights(account: Key, owner: Owner, bound: Obj) -> list[tuple[Resource, 
     ]
 
 
-async def _ensure_bound(client: ApiClient, account: Key, owner: Owner) -> Obj:
-    """Return name and uid of the Secret to which tokens are bound; create it if necessary."""
-    name = bound_name(owner.uid, owner.management_cluster)
-    metadata = {"name": name, "namespace": account.namespace, "annotations": record(owner)}
+async def _ensure_bound(client: ApiClient, account: Key, owner: Owner) -> tuple[Obj, bool]:
+    """Return name and uid of the Secret to which tokens are bound, and whether it is new."""
+    name = bound_name(owner.uid, owner.management_cluster, account.name)
+    metadata = {"name": name, "namespace": account.namespace, **_annotations(owner)}
+    is_new = True
     try:
         secret = await client.create(SECRETS, {"metadata": metadata, "type": "Opaque"})
     except AlreadyExists:
+        is_new = False
         secret = await client.get(SECRETS, name, account.namespace)
         if ownership_of(secret, owner) is not Ownership.OURS:
             raise ExchangeError(
                 f"Secret {account.namespace}/{name} on Harvester does not belong to "
                 f"{owner.kind} {owner.name}: delete it"
             ) from None
-    return {"name": name, "uid": uid_of(secret)}
+    return {"name": name, "uid": uid_of(secret)}, is_new
 
 
 async def _request_token(client: ApiClient, account: Key, seconds: int, bound: Any) -> str:
@@ -321,13 +401,15 @@ async def _kubeconfig(
     if not server or server == access.server:
         return _text(replace(access, token=token))
 
-    ca = await published_ca(client, account.namespace) or access.ca
+    ca = ""
+    with contextlib.suppress(Forbidden):
+        ca = await published_ca(client, account.namespace)
     namespace = renewal.targets[0] if renewal.targets else access.namespace
     # What concerns the certificate of the former server does not concern this one.
     direct = Kubeconfig(
         server,
         namespace=namespace,
-        ca=ca,
+        ca=ca or access.ca,
         token=token,
         proxy_url=access.proxy_url,
         proxy_of_environment=access.proxy_of_environment,
@@ -357,11 +439,14 @@ def _text(access: Kubeconfig) -> str:
     return yaml.safe_dump(config, sort_keys=False)
 
 
-def _issued(text: str, longest: int, *, insecure: bool) -> Token:
-    """Return the token in a kubeconfig. Raises `ExchangeError` unless it is one that ends.
+def _issued(text: str, account: Key, longest: int, *, insecure: bool) -> Token:
+    """Return the token in a kubeconfig. Raises `ExchangeError` unless it is what was asked for.
+
+    A server may claim anything.
 
     :param text: the kubeconfig
-    :param longest: how many seconds the token lives at most; a server may claim anything
+    :param account: the account for which a token was requested
+    :param longest: how many seconds the token lives at most
     :param insecure: whether the kubeconfig may leave the server unverified
     """
     try:
@@ -369,6 +454,13 @@ def _issued(text: str, longest: int, *, insecure: bool) -> Token:
     except KubeconfigError as error:
         raise ExchangeError(f"Harvester has issued a token that cannot be used: {error}") from None
     token = token_in(Credentials(text, access))
+    if token.account != account:
+        raise ExchangeError("Harvester has issued a token of another account than was asked for")
     if not token.seconds:
         raise ExchangeError("Harvester has issued a token that states no end")
+    if token.seconds < SHORTEST_SECONDS:
+        raise ExchangeError(
+            f"Harvester has issued a token that lives for {token.seconds} s only, and the least is "
+            f"{SHORTEST_SECONDS} s"
+        )
     return replace(token, seconds=min(token.seconds, longest))

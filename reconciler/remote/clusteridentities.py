@@ -182,6 +182,8 @@ class RenewedTokens:
         """Fingerprint of the token that Harvester rejected last, by name of the identity."""
         self.ended: dict[str, Obj] = {}
         """Identities that were deleted, until their token is revoked."""
+        self.servers: dict[str, str] = {}
+        """The server that was asked last for a token, by name of the identity."""
 
     def observe(self, old: Obj | None, new: Obj | None) -> None:
         """Learn of a change of an identity: a token of a deleted one is none of its successor."""
@@ -213,6 +215,10 @@ class RenewedTokens:
         """Return whether it is recorded which Secret of an identity is in use."""
         return name in self._used
 
+    def uses_token(self, name: str) -> bool:
+        """Return whether clusters use the renewed token of an identity."""
+        return self._used.get(name) is not None
+
     def use(self, name: str, secret: Key | None) -> bool:
         """Record the Secret in use, None for the user's; return whether that is news."""
         is_news = name not in self._used or self._used[name] != secret
@@ -224,6 +230,7 @@ class RenewedTokens:
         self._used.pop(name, None)
         self.rejected.pop(name, None)
         self.ended.pop(name, None)
+        self.servers.pop(name, None)
 
 
 def _filled(informer: Informer, reports: _Reports) -> Informer:

@@ -9,6 +9,7 @@ from caphv.api.identities import CLOUD_CREDENTIAL_KEY, KUBECONFIG_KEY, allows
 from caphv.api.names import GROUP, VERSIONS
 from caphv.api.object import list_at
 from caphv.api.resources import CLUSTER_API_GROUP
+from caphv.api.tokenrenewal import identity_name
 from caphv.validation.finding import Fault, LocatedFinding, did_you_mean
 from caphv.validation.rule import Rules
 from webhooks.crossobject.model import CONTROL_PLANE_GROUP, POOL_GROUP, Entry, Inventory, Located
@@ -250,6 +251,23 @@ def _identity_account(inventory: Inventory) -> Iterator[Located]:
         if namespace.text and namespace.text in targets:
             detail = "is a target namespace: name another one, which need not exist"
             yield LocatedFinding(entry, namespace.invalid(detail))
+
+
+@RULES.rule(
+    "identity-renewed-secret",
+    (CLUSTER_IDENTITY,),
+    "With `tokenRenewal`, the Secret in `secretRef` must not have the name of one in which the "
+    "provider keeps a token, which would be exchanged again and again.",
+    example=(
+        "`secretRef.name: renewed-token.shared` with `tokenRenewal`: give the Secret another name"
+    ),
+)
+def _identity_renewed_secret(inventory: Inventory) -> Iterator[Located]:
+    for entry in inventory.of_kind(CLUSTER_IDENTITY):
+        name = entry.spec.at("secretRef", "name")
+        if entry.spec.at("tokenRenewal").present and identity_name(name.text):
+            detail = "is the name of a token that the provider renews: give the Secret another name"
+            yield LocatedFinding(entry, name.invalid(detail))
 
 
 @RULES.rule(

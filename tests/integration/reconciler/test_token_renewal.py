@@ -209,7 +209,7 @@ async def test_secrets_of_others_are_neither_used_nor_written(case: Case) -> Non
 
         uid = (await case.management.get(HARVESTER_CLUSTER_IDENTITIES, case.name))["metadata"]["uid"]
         management = (await case.management.get(NAMESPACES, "kube-system"))["metadata"]["uid"]
-        name, space = bound_name(uid, management), f"{case.name}-account"
+        name, space = bound_name(uid, management, case.name), f"{case.name}-account"
         await case.harvester.create(NAMESPACES, {"metadata": {"name": space}})
         await case.harvester.create(SECRETS, {"metadata": {"name": name, "namespace": space}})
         await case.management.delete(SECRETS, secret_of(case), PROVIDER)
@@ -264,9 +264,10 @@ async def test_clusters_that_are_deleted_together_with_their_identity_leave_noth
 async def test_the_crd_refuses_what_could_be_misread(case: Case, version: str) -> None:
     identities = Resource("infrastructure.cluster.x-k8s.io", version, "harvesterclusteridentities", "", False)
 
-    async def check(renewal: object) -> object:
+    async def check(renewal: object, secret: str = "shared") -> object:
         obj = {**shared_identity(case.name, None), "apiVersion": f"{identities.group}/{version}"}
         obj["spec"]["tokenRenewal"] = renewal
+        obj["spec"]["secretRef"]["name"] = secret
         answer = await case.management.create(identities, {**obj, "kind": "HarvesterClusterIdentity"}, dry_run=True)
         return answer["spec"]["tokenRenewal"]
 
@@ -284,3 +285,5 @@ async def test_the_crd_refuses_what_could_be_misread(case: Case, version: str) -
     ):
         with pytest.raises(Invalid, match="tokenRenewal"):
             await check(wrong)
+    with pytest.raises(Invalid, match=r"secretRef.name: .* is the name of a token that the provider renews"):
+        await check({}, "renewed-token.other")

@@ -11,17 +11,14 @@ from hypothesis import strategies as st
 from caphv.api import tokenrenewal
 from caphv.api.object import Key, Obj
 from caphv.api.tokenrenewal import (
-    Action,
     Issued,
     Renewal,
     bound_name,
-    decide,
     issued_at,
     issued_of,
     renewal_of,
     scope_of,
     seconds_to_retry,
-    ways,
 )
 
 pytestmark = pytest.mark.unit
@@ -48,40 +45,6 @@ def test_a_token_is_renewed_before_two_thirds_of_its_life_and_long_before_its_en
 
 def test_tokens_that_were_issued_together_are_not_renewed_together() -> None:
     assert len({issued_at(START, 3600, "source", f"scope {n}").renew_at for n in range(50)}) > 30
-
-
-@given(TIMES, LIVES, st.floats(0, 1.2), st.sampled_from(["s", "t", "", None]), st.sampled_from(["x", "y"]))
-def test_what_is_done_depends_on_time_and_inputs_alone(
-    now: datetime, seconds: int, share: float, source: str | None, scope: str
-) -> None:
-    issued = issued_at(now, seconds, "s", "x")
-    moment = now + timedelta(seconds=seconds * share)
-    action = decide(issued, source, scope, moment)
-    if scope != "x" or source in ("t", "") or moment >= issued.expires_at:
-        assert action is Action.EXCHANGE
-    else:
-        assert action is (Action.RENEW if moment >= issued.renew_at else Action.KEEP)
-
-
-@given(
-    TIMES, LIVES, st.floats(0, 1.2), st.sampled_from(["s", "t", "", None]), st.sampled_from(["x", "y"]), st.booleans()
-)
-def test_a_token_that_is_due_and_its_own_is_renewed_whatever_the_user_s_secret_has(
-    now: datetime, seconds: int, share: float, source: str | None, scope: str, is_rejected: bool
-) -> None:
-    issued = issued_at(now, seconds, "s", "x")
-    moment = now + timedelta(seconds=seconds * share)
-    order = ways(issued, source, scope, moment, is_rejected=is_rejected)
-    action = decide(issued, source, scope, moment)
-    is_own = scope == "x" and moment < issued.expires_at
-    assert (Action.RENEW in order) == (is_own and (is_rejected or moment >= issued.renew_at))
-    assert order[:1] == ((action,) if action is not Action.KEEP or not is_rejected else (Action.RENEW,)) or not order
-    assert not order or Action.EXCHANGE in order
-    assert (order == ()) == (action is Action.KEEP and not is_rejected)
-
-
-def test_without_a_token_the_credentials_are_exchanged() -> None:
-    assert decide(None, "s", "x", START) is Action.EXCHANGE
 
 
 @given(TIMES, LIVES)
@@ -122,15 +85,15 @@ def test_a_token_of_another_identity_or_management_cluster_is_exchanged() -> Non
     renewal = Renewal(600)
     scope = scope_of(renewal, "uid", "cluster")
     assert scope_of(Renewal(7200), "uid", "cluster") == scope, "another life begins with the next token"
-    others = {
-        scope_of(renewal, "another", "cluster"),
-        scope_of(renewal, "uid", "another"),
-        scope_of(Renewal(600, Key("a", "b")), "uid", "cluster"),
-        scope_of(Renewal(600, server="https://h"), "uid", "cluster"),
-    }
-    assert len(others - {scope}) == 4
-    assert bound_name("uid", "cluster") != bound_name("uid", "another")
-    assert len(bound_name("uid", "cluster")) <= 63
+    issued = issued_at(START, 600, "s", scope)
+    for other in (scope_of(renewal, "another", "cluster"), scope_of(renewal, "uid", "another")):
+        assert not issued.is_of(other)
+    for changed in (Renewal(600, Key("a", "b")), Renewal(600, server="https://h")):
+        assert scope_of(changed, "uid", "cluster") != scope
+        assert issued.is_of(scope_of(changed, "uid", "cluster")), "valid until there is another"
+    names = {bound_name("uid", "cluster", "a"), bound_name("uid", "another", "a"), bound_name("uid", "cluster", "b")}
+    assert len(names) == 3
+    assert max(map(len, names)) <= 63
 
 
 @given(st.from_regex(r"\A[a-z0-9]([-a-z0-9.]{0,20}[a-z0-9])?\Z"))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from caphv.api.object import Key
+from caphv.runtime.queue import Group
 from reconciler.manager import Groups
 from reconciler.queues import Queues
 from tests.support.virtualtime import settle
@@ -38,3 +39,11 @@ async def test_all_accounts_on_one_harvester_leave_workers_to_others() -> None:
         queue.add(Key("team", "third"))
         await settle()
         assert await queue.get() == Key("team", "third")
+
+
+async def test_renewals_on_one_harvester_that_does_not_answer_leave_workers_to_others() -> None:
+    queues = Queues(renewal_group=lambda key: Group(key.name.partition("-")[0]))
+    for number in range(20):
+        queues.renewals.add(Key("", f"slow-{number}"))
+    queues.renewals.add(Key("", "other"))
+    assert Key("", "other") in [await queues.renewals.get() for _ in range(13)]

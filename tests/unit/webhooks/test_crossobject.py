@@ -231,5 +231,5 @@ def test_a_value_that_is_none_of_those_allowed_has_one_finding(objects: dict[str
 
 def test_every_check_is_tested() -> None:
     others = {"machine-name-taken", "cluster-name-taken", "static-address-duplicate", "identity-namespace"}
-    others |= {"identity-account", "interface-route-dhcp"}
+    others |= {"identity-account", "identity-renewed-secret", "interface-route-dhcp"}
     assert {check.name for check in CROSS_OBJECT_RULES} == {row[0] for row in WRONG} | others

@@ -66,6 +66,16 @@ def test_the_account_of_renewed_tokens_is_in_no_target_namespace(checkout: Path)
     assert located.finding.field == "spec.tokenRenewal.serviceAccount.namespace"
 
 
+def test_the_secret_of_a_renewed_identity_is_no_renewed_token(checkout: Path) -> None:
+    path = checkout / "examples" / "identities" / "shared.yaml"
+    shared, renewed = yaml.safe_load_all(path.read_text())
+    for identity in (shared, renewed):
+        identity["spec"]["secretRef"]["name"] = "renewed-token.other"
+    (located,) = check_together([shared, renewed])
+    assert located.finding.rule == "identity-renewed-secret"
+    assert located.finding.field == "spec.secretRef.name"
+
+
 def test_a_shared_identity_is_checked_by_its_schema() -> None:
     head = {"apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "HarvesterClusterIdentity"}
     identity = {**head, "metadata": {"name": "shared"}, "spec": {"allowedNamespaces": {"names": ["team-a"]}}}

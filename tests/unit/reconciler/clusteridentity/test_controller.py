@@ -44,16 +44,23 @@ async def test_an_outage_costs_nothing_while_the_token_lives_and_the_user_s_secr
     waits = [await case.reconcile()]
     assert case.access().token == first
     assert case.condition_of()[:2] == ("False", "TokenNotRenewed")
-    case.clock.pass_time(150)
-    waits.append(await case.reconcile())
-    assert waits[0] > waits[1] >= 5, "attempts come faster towards the end"
+    for _ in range(5):
+        case.clock.pass_time(waits[-1])
+        waits.append(await case.reconcile())
+    assert (waits[0], waits[1]) == (5, 10)
+    assert all(5 <= wait <= 20 for wait in waits), waits
 
-    case.clock.pass_time(100)
-    await case.reconcile()
-    assert case.access().token == USER_TOKEN
-    assert case.condition_of()[:2] == ("False", "TokenNotExchanged")
-    assert case.reports[-1] == NAME
+    # It is unknown which credentials work, and none are left for others that may not.
+    case.clock.pass_time(200)
+    case.reports.clear()
+    assert await case.reconcile() <= 10
+    assert (case.access().token, case.reports) == (first, [])
     case.issuer.outage = None
+    case.clock.pass_time(10)
+    await case.reconcile()
+    assert (case.access().token, case.reports) == (USER_TOKEN, [NAME])
+    assert case.condition_of()[:2] == ("False", "TokenNotExchanged")
+    case.clock.pass_time(await case.reconcile())
     await case.reconcile()
     assert case.access().token not in (first, USER_TOKEN)
     await live([case], 600)
@@ -100,9 +107,12 @@ async def test_a_401_that_has_passed_costs_no_token(monkeypatch: pytest.MonkeyPa
     first = case.access()
     case.reject(first)
     await case.reconcile()
+    assert (case.access().token, case.issuer.issued) == (first.token, 1)
+    assert case.condition_of()[0] == "True"
+    case.clock.pass_time(360)
+    await case.reconcile()
     second = case.access()
     assert second.token not in (first.token, USER_TOKEN)
-    assert case.condition_of()[0] == "True"
 
     # Clusters whose session still has the former token say nothing about the present one.
     case.management.remove(SECRETS, "own", OWN)
@@ -148,11 +158,15 @@ async def test_a_token_without_a_right_stays_in_use_after_a_401(monkeypatch: pyt
     case.issuer.errors["create token"] = Forbidden(403, "Forbidden", "may not create tokens")
     case.reject(token)
     await case.reconcile()
+    assert (case.access().token, case.condition_of()[0]) == (token.token, "True"), "Harvester accepts it"
+    case.clock.pass_time(420)
+    case.clock.pass_time(await case.reconcile())
     assert case.access().token == token.token
     assert case.condition_of()[:2] == ("False", "TokenNotRenewed")
     case.issuer.errors.clear()
     await case.reconcile()
-    assert (case.access().token, case.condition_of()[0]) == (token.token, "True"), "Harvester has accepted it"
+    assert case.access().token not in (token.token, USER_TOKEN)
+    assert case.condition_of()[0] == "True"
 
 
 @pytest.mark.parametrize("has_own", [True, False])
@@ -171,13 +185,13 @@ async def test_a_revoked_token_is_tried_until_there_is_another_and_clusters_do_n
     case.reports.clear()
     for _ in range(20):
         case.reject(token)
-        assert await case.reconcile() <= 10
+        assert await case.reconcile() <= 120
         used = case.management.find("Secret", case.key().name, OWN)
         assert used is not None, "clusters are never sent to a Secret that does not exist"
         assert case.access().token == (USER_TOKEN if has_own else token.token)
         case.clock.pass_time(5)
     assert len(case.reports) == has_own
-    assert 5 <= case.issuer.unauthorized <= 12, "not one for each cluster"
+    assert 2 <= case.issuer.unauthorized <= 8, "not one for each cluster"
 
     case.issuer.errors.clear()
     case.share(USER_TOKEN)
@@ -303,12 +317,15 @@ async def test_an_exchange_that_is_refused_is_tried_less_and_less_often(monkeypa
     case = Renewing(monkeypatch)
     case.put_any()
     case.issuer.errors["create token"] = Forbidden(403, "Forbidden", "may not create tokens")
-    waits = [await case.reconcile() for _ in range(6)]
+    waits = []
+    for _ in range(6):
+        waits.append(await case.reconcile())
+        before = len(case.issuer.requests)
+        assert await case.reconcile() == waits[-1], "events change nothing"
+        assert len(case.issuer.requests) == before
+        case.clock.pass_time(waits[-1])
     assert waits == [60, 120, 240, 480, 600, 600]
-    case.issuer.outage = DOWN
-    assert await case.reconcile() == 60, "an outage ends without notice"
 
-    case.issuer.outage = None
     case.issuer.errors.clear()
     await case.reconcile()
     case.share("a typo")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from caphv.api.object import Key, Obj, at
-from caphv.api.ownership import Owner
+from caphv.api.ownership import Owner, record
 from caphv.api.tokenrenewal import Renewal, bound_name
 from caphv.runtime.errors import Forbidden
 from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.unit
 
 OWNER = Owner("HarvesterClusterIdentity", "", "shared", "uid", "management")
 RENEWAL = Renewal(600, Key("accounts", "caphv"), ("vms",))
-BOUND = bound_name("uid", "management")
+BOUND = bound_name("uid", "management", "caphv")
+OWN_BOUND = bound_name("uid", "management", "own")
 RANCHER = "https://rancher.example.com/k8s/clusters/c-m-1"
 
 
@@ -128,7 +130,8 @@ BINDING = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding"}
 SUBJECT = {"kind": "ServiceAccount", "name": "caphv", "namespace": "accounts"}
 
 
-async def test_an_account_of_another_identity_is_used_only_with_the_same_rights() -> None:
+async def test_two_identities_of_a_management_cluster_never_share_an_account() -> None:
+    """A token of one would be one of the other, whose later rights it would have."""
     harvester = Harvester()
     await harvester.exchange(credentials())
     other = Owner(OWNER.kind, "", "other", "other-uid", "management")
@@ -137,19 +140,24 @@ async def test_an_account_of_another_identity_is_used_only_with_the_same_rights(
         renewal = Renewal(600, RENEWAL.account, targets)
         return await tokenexchange.exchange(harvester.connect, credentials(), renewal, owner)
 
-    assert (await exchange(("vms",))).account == RENEWAL.account
     harvester.requests.clear()
-    for targets in ((), ("vms", "more"), ("more",)):
-        with pytest.raises(
-            ExchangeError, match="was created for HarvesterClusterIdentity shared, and has other rights"
-        ):
+    for targets in ((), ("vms",), ("vms", "more"), ("more",)):
+        with pytest.raises(ExchangeError, match="was created for HarvesterClusterIdentity shared: name an account"):
             await exchange(targets)
     assert harvester.requests == [], "no right was added"
     # Its own identity may change what it asks for, and so may one of the same name that follows it.
     assert (await exchange(("vms", "more"), OWNER)).is_bound
-    assert (await exchange(("vms", "more", "most"), Owner(OWNER.kind, "", "shared", "uid-2", "management"))).is_bound
+    former, follower = OWNER, Owner(OWNER.kind, "", "shared", "uid-2", "management")
     with pytest.raises(ExchangeError, match="has other rights"):
-        await exchange(("vms",))
+        await exchange(("vms",), follower)
+    assert (await exchange(("vms", "more", "most"), follower)).is_bound
+    with pytest.raises(ExchangeError, match="has other rights"):
+        await exchange(("vms",), former)
+    # As after `clusterctl move`, which leaves the identity on the source.
+    moved = Owner(OWNER.kind, "", "shared", "uid-3", "target")
+    assert (await exchange(("vms", "more", "most"), moved)).is_bound
+    with pytest.raises(ExchangeError, match="has other rights"):
+        await exchange(("vms", "more", "most", "any"), moved)
 
 
 async def test_an_account_of_a_user_gets_no_rights_by_its_name() -> None:
@@ -173,7 +181,7 @@ async def test_an_account_of_caphv_identity_create_with_the_same_rights_is_used(
 
 
 async def test_the_namespace_of_an_account_is_no_target_namespace() -> None:
-    with pytest.raises(ExchangeError, match=r"serviceAccount\.namespace: accounts is a target namespace"):
+    with pytest.raises(ExchangeError, match="namespace accounts is one of targetNamespaces"):
         await Harvester().exchange(credentials(), Renewal(600, RENEWAL.account, ("vms", "accounts")))
 
 
@@ -183,7 +191,7 @@ async def test_an_account_renews_its_own_token_and_no_objects_are_made_for_it() 
     own = credentials(token=encoded(claims))
     token = await harvester.exchange(own, Renewal(600))
     assert (token.account, token.is_bound) == (Key("accounts", "own"), True)
-    assert harvester.requests == [f"create Secret {BOUND}"]
+    assert harvester.requests == [f"create Secret {OWN_BOUND}"]
     harvester.errors["create Secret"] = Forbidden(403, "Forbidden", "may not")
     token = await harvester.exchange(own, Renewal(600))
     assert not token.is_bound
@@ -231,12 +239,105 @@ async def test_a_token_does_not_live_longer_than_was_requested(monkeypatch: pyte
 async def test_only_the_secret_of_the_identity_is_deleted() -> None:
     harvester = Harvester()
     token = await harvester.exchange(credentials())
-    other = Owner(OWNER.kind, "", "shared", "uid", "management")
     bound = cast("Obj", harvester.find("Secret", BOUND, "accounts"))
     foreign = {**bound, "metadata": {**bound["metadata"], "annotations": {"caphv.io/owner-uid": "another"}}}
     harvester.put(foreign)
-    await tokenexchange.revoke(harvester.connect, token.credentials, other)
-    assert at(harvester.find("Secret", BOUND, "accounts"), "metadata", "name") == BOUND
+    await tokenexchange.revoke(harvester.connect, token.credentials, "management")
     harvester.put(bound)
-    await tokenexchange.revoke(harvester.connect, token.credentials, OWNER)
+    await tokenexchange.revoke(harvester.connect, token.credentials, "another")
+    assert at(harvester.find("Secret", BOUND, "accounts"), "metadata", "name") == BOUND
+    await tokenexchange.revoke(harvester.connect, token.credentials, "management")
     assert harvester.find("Secret", BOUND, "accounts") is None
+
+
+async def test_two_identities_that_name_one_account_at_once_do_not_share_rights() -> None:
+    class Yielding(IssuerClient):
+        def __getattr__(self, name: str) -> Any:
+            method = IssuerClient.__getattr__(self, name)
+
+            async def call(*words: Any, **options: Any) -> Any:
+                answer = await method(*words, **options)
+                await asyncio.sleep(0)
+                return answer
+
+            return call
+
+    harvester = Issuer(Clock())
+
+    async def exchange(name: str) -> Any:
+        owner = Owner("HarvesterClusterIdentity", "", name, f"{name}-uid", "management")
+        renewal = Renewal(600, Key("accounts", "caphv"), (f"vms-{name}",))
+        return await tokenexchange.exchange(lambda access: Yielding(harvester, access), credentials(), renewal, owner)
+
+    results = await asyncio.gather(exchange("a"), exchange("b"), return_exceptions=True)
+    assert sorted(type(result).__name__ for result in results) == ["ExchangeError", "Token"]
+
+
+async def test_bindings_that_an_account_left_behind_are_rights_too() -> None:
+    harvester = Issuer(Clock())
+    subject = {"kind": "ServiceAccount", "name": "caphv", "namespace": "accounts"}
+    reference = {"kind": "ClusterRole", "name": "cluster-admin"}
+    binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "x"}}
+    harvester.put({**binding, "roleRef": reference, "subjects": [subject]})
+    owner = Owner("HarvesterClusterIdentity", "", "a", "uid", "management")
+    with pytest.raises(ExchangeError, match="other rights"):
+        await tokenexchange.exchange(
+            lambda access: IssuerClient(harvester, access),
+            credentials(),
+            Renewal(600, Key("accounts", "caphv"), ("vms",)),
+            owner,
+        )
+
+
+async def test_an_account_without_a_right_to_the_published_ca_uses_that_of_the_user() -> None:
+    harvester = Issuer(Clock())
+    harvester.errors["get ConfigMap"] = Forbidden(403, "Forbidden", "configmaps kube-root-ca.crt is forbidden")
+    claims = {"sub": "system:serviceaccount:accounts:own", "exp": (harvester.clock.now + timedelta(days=1)).timestamp()}
+    owner = Owner("HarvesterClusterIdentity", "", "a", "uid", "management")
+    renewal = Renewal(600, None, (), "https://10.0.0.1:6443")
+    await tokenexchange.exchange(
+        lambda access: IssuerClient(harvester, access), credentials(token=encoded(claims)), renewal, owner
+    )
+
+
+async def test_no_account_may_issue_tokens_of_another_one() -> None:
+    """In its target namespaces, an account may create tokens of any ServiceAccount: neither of two comes second."""
+    harvester = Harvester()
+
+    async def exchange(name: str, namespace: str, target: str) -> Token:
+        owner = Owner(OWNER.kind, "", name, f"{name}-uid", "management")
+        renewal = Renewal(600, Key(namespace, name), (target,))
+        return await tokenexchange.exchange(harvester.connect, credentials(), renewal, owner)
+
+    await exchange("first", "accounts", "vms")
+    harvester.requests.clear()
+    with pytest.raises(ExchangeError, match="target namespace accounts has account accounts/first"):
+        await exchange("second", "others", "accounts")
+    with pytest.raises(ExchangeError, match="namespace vms is a target namespace of another account"):
+        await exchange("second", "vms", "team")
+    assert harvester.requests == []
+    assert (await exchange("second", "accounts", "vms")).is_bound
+
+
+async def test_an_account_that_was_created_meanwhile_is_another_identity_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look for it and its creation."""
+    harvester = Harvester()
+    create = harvester.create
+    other = Owner(OWNER.kind, "", "other", "other-uid", "management")
+
+    async def be_late(resource: Any, obj: Obj, **options: Any) -> Obj:
+        if resource.kind == "ServiceAccount" and not harvester.stored(resource):
+            harvester.put(
+                {
+                    "apiVersion": "v1",
+                    "kind": "ServiceAccount",
+                    **obj,
+                    "metadata": {**obj["metadata"], "annotations": record(other)},
+                }
+            )
+        return await create(resource, obj, **options)
+
+    monkeypatch.setattr(harvester, "create", be_late)
+    with pytest.raises(ExchangeError, match="was created for HarvesterClusterIdentity other"):
+        await harvester.exchange(credentials())
+    assert not harvester.find("ClusterRoleBinding", "caphv-account:accounts:caphv")
