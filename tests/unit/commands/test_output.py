@@ -400,13 +400,22 @@ def test_a_removal_names_members_and_machines(capsys: pytest.CaptureFixture[str]
 # IPPools
 
 
-HELD = Entry("machines", "10.0.0.1", "team/shop-1", Verdict.HELD, "HarvesterMachine team/shop-1", created=ago(hours=5))
-LEAKED = Entry("machines", "10.0.0.2", "team/gone", Verdict.LEAKED, "", detail="no such machine")
+HELD = Entry(
+    pool="machines",
+    address="10.0.0.1",
+    id="team/shop-1",
+    verdict=Verdict.HELD,
+    owner="HarvesterMachine team/shop-1",
+    created=ago(hours=5),
+)
+LEAKED = Entry(
+    pool="machines", address="10.0.0.2", id="team/gone", verdict=Verdict.LEAKED, owner="", detail="no such machine"
+)
 
 
 def report(*entries: Entry, **more: object) -> PoolReport:
     numbers = {"total": 10, "available": 8, "expected": 8} | more
-    return PoolReport("https://harvester", "machines", entries=entries, **numbers)  # type: ignore[arg-type]
+    return PoolReport(harvester="https://harvester", name="machines", entries=entries, **numbers)  # type: ignore[arg-type]
 
 
 def pool_lines(found: PoolReport, capsys: pytest.CaptureFixture[str], *, only_wrong: bool = False) -> list[str]:

@@ -288,8 +288,10 @@ def test_the_provider_and_shared_causes_come_with_their_age_and_what_to_do(shown
     ],
 )
 def test_an_address_has_the_colour_of_its_state(shown: Shown, verdict: Verdict, codes: tuple[int, ...]) -> None:
-    entry = Entry("machines", "10.0.0.1", "t/m", verdict, "HarvesterMachine team/m " + LONG)
-    report = PoolReport("https://h", "machines", 9, 8, 8, (entry,))
+    entry = Entry(
+        pool="machines", address="10.0.0.1", id="t/m", verdict=verdict, owner="HarvesterMachine team/m " + LONG
+    )
+    report = PoolReport(harvester="https://h", name="machines", total=9, available=8, expected=8, entries=(entry,))
     text = shown(lambda: pools.show(pools.console(), [report], only_wrong=False, now=NOW))
     assert has(text, str(verdict), *codes)
     row = lines(text)[-1]

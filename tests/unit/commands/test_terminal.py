@@ -114,9 +114,13 @@ MANIFESTS = hostile(
 )
 MEMBERS = [hostile(EtcdMember("a1", "member", "stale", "machine", "https://10.0.0.1:2380"))]
 IDENTITY = hostile(Identity("team/identity", "https://harvester", "2026", ("team/shop",), state="valid"))
-ENTRY = hostile(Entry("machines", "10.0.0.1", "team/cp-1", Verdict.LEAKED, "owner", detail="detail"))
+ENTRY = hostile(
+    Entry(pool="machines", address="10.0.0.1", id="team/cp-1", verdict=Verdict.LEAKED, owner="owner", detail="detail")
+)
 REPORT = dataclasses.replace(
-    hostile(PoolReport("https://harvester", "machines", total=9, available=9, expected=8, error="error")),
+    hostile(
+        PoolReport(harvester="https://harvester", name="machines", total=9, available=9, expected=8, error="error")
+    ),
     entries=(ENTRY,),
 )
 ROOM = Room("host", "zone", 1, 1, 2, 1, 2)

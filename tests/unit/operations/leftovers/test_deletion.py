@@ -320,5 +320,5 @@ def test_no_deletion_meets_what_another_record_names_or_an_owner_has(objs: list[
     patch = pytest.MonkeyPatch()
     with patch.context() as context:
         for module in (deletion, release):
-            context.setattr(module, "_POLL", 0.0)
+            context.setattr(module, "_POLL_SECONDS", 0.0)
         asyncio.run(run())
