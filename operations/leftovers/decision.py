@@ -63,7 +63,7 @@ KINDS = (
     SERVICE_ACCOUNTS,
     POOLS,
 )
-"""Kinds in the order of deletion: users go before what they use."""
+"""Kinds in the order of deletion, each after the kinds that use it."""
 ADDRESS = "address"
 """Used as the kind of an entry in an IPPool."""
 _STOPPED = "Stopped"

@@ -40,7 +40,7 @@ _MAX_CONCURRENT = 16
 
 
 async def read_state(
-    harvester: HarvesterClient, owners: OwnerObjects, *, include_running: bool = False
+    harvester: HarvesterClient, owners: OwnerObjects, *, include_running: bool
 ) -> tuple[HarvesterState, list[Unseen]]:
     """Read the objects on a Harvester, and return them with what could not be read.
 
