@@ -149,7 +149,7 @@ def forget_ended_drains(scope: ClusterScope) -> None:
             del drained_since[machine_name, name]
 
 
-async def observe(scope: ClusterScope, *, may_not_hold: bool = False) -> Observation:
+async def observe(scope: ClusterScope, *, may_not_hold: bool) -> Observation:
     """Read what the next step depends on. Raises `Blocked`, `ApiError`, `Unreachable`.
 
     :param may_not_hold: see `ClusterState`. It changes the next step, and therefore what is read.

@@ -117,13 +117,13 @@ def describe_missing_cpu_manager(vm: Obj, source: str, hosts: Sequence[Obj]) -> 
 
 
 def describe_local_disks(vm: Obj, instance: Obj | None) -> str:
-    """Return that a disk of an instance without host devices may be local to its host, or "".
+    """Return that a disk of an instance may be local to its host; empty if none may be.
 
-    KubeVirt only reports that it cannot migrate an instance. Its disks are then either local to the
-    host, or allow no second host at the same time.
+    KubeVirt only reports that it cannot migrate an instance. If host devices do not explain that,
+    its disks are either local to the host, or allow no second host at the same time.
     """
     if devices_of(at(vm, *INSTANCE)):
-        return ""  # these are the reason why KubeVirt cannot migrate it
+        return ""
     for condition in list_at(instance, "status", "conditions"):
         if (condition.get("type"), condition.get("status")) == ("LiveMigratable", "False"):
             reason = plain(str(condition.get("reason") or "no reason"), _MAX_REASON)

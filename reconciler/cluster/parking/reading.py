@@ -126,7 +126,7 @@ def _check_vms(scope: ClusterScope, observed: Observation) -> None:
     try:
         _read_vms(scope, observed)
     except Blocked as blocked:
-        # Pause even if Harvester is unreachable: otherwise its machines would be replaced.
+        # Pause even if Harvester is unreachable. Otherwise, machines would be replaced meanwhile.
         if blocked.reason == Reason.PARK_BLOCKED:
             raise
 
