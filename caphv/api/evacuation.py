@@ -25,7 +25,8 @@ from caphv.api.names import (
 )
 from caphv.api.object import Obj, annotations_of, list_at
 
-TRUE, FORCE = "true", "force"
+TRUE = "true"
+FORCE = "force"
 _LEFT = "no machine of this cluster that the provider moves is on "
 _DRAIN_ANNOTATIONS = {DRAIN_REQUESTED_ANNOTATION, DRAIN_FORCED_ANNOTATION, MAINTENANCE_ANNOTATION}
 
