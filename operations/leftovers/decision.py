@@ -51,7 +51,9 @@ from operations.leftovers.records import (
 )
 from operations.read.owners import OwnerObjects
 
-VMS, CLAIMS, POOLS = resources.VIRTUAL_MACHINES, PERSISTENT_VOLUME_CLAIMS, resources.IP_POOLS
+VMS = resources.VIRTUAL_MACHINES
+CLAIMS = PERSISTENT_VOLUME_CLAIMS
+POOLS = resources.IP_POOLS
 KINDS = (
     VMS,
     CLAIMS,
