@@ -259,7 +259,7 @@ def _wait(prepared: _Prepared, options: EvacuateOptions) -> None:
 
     if options.is_text and not options.cancel:
         echo(
-            f"No machine that the provider moves is left on host {host}. Begin its "
-            "maintenance, which names other VMs that keep it from that, and end with: "
+            f"Host {host} is free of machines that the provider moves. Start its maintenance in "
+            "Harvester, which lists any other VMs in the way. Afterwards run: "
             f"{remedies.CANCEL_EVACUATION(host=host)}"
         )

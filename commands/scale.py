@@ -208,5 +208,5 @@ def _wait(
     )
     if not run(until_done(scope, plan.cluster, step, seconds), interrupted):
         progress.give_up(
-            "Not done in time. It continues without this command; run it again to wait for it."
+            "Timed out. The change continues without this command; run it again to wait for it."
         )

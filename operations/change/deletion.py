@@ -48,7 +48,7 @@ def check_deletable(parts: Parts) -> None:
             namespace=parts.key.namespace,
         )
         problem = (
-            f"Rancher provisions cluster {parts.key} and would make it again, without its VMs and "
+            f"Rancher provisions cluster {parts.key} and would recreate it, without its VMs and "
             f"disks: delete it in Rancher, or with {remedy}"
         )
         raise ChangeError([problem])

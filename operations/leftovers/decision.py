@@ -308,7 +308,7 @@ def _check_use_of_pool(
         if _address(entry, leaked).verdict is not Verdict.LEAKED
     ]
     if holders:
-        return Judgement(Verdict.IN_USE, f"{name_some(holders, 1)} has an address of it")
+        return Judgement(Verdict.IN_USE, f"{name_some(holders, 1)} uses one of its addresses")
     return None
 
 

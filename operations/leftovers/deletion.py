@@ -121,7 +121,7 @@ class LeftoverDeleter:
                         raise
                     await asyncio.sleep(_POLL_SECONDS / 4)
         except NotFound:
-            self._report_outcome(leftover, Outcome.DELETED, "did not exist any more")
+            self._report_outcome(leftover, Outcome.DELETED, "no longer existed")
         except RequestError as error:
             self._report_outcome(leftover, Outcome.FAILED, str(error))
         return False

@@ -99,4 +99,4 @@ def _why_kept(resource: Resource, obj: Obj, owner: Owner) -> str:
     """Return why an object of a deleted guest must stay; empty if it may be deleted."""
     if resource is PERSISTENT_VOLUME_CLAIMS:
         return why_kept(obj, owner, ())
-    return "" if guest_name(obj) else "does not name its guest any more"
+    return "" if guest_name(obj) else "no longer names its guest"

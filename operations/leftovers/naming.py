@@ -55,7 +55,7 @@ def check_origin(
         return Judgement(Verdict.UNKNOWN, why)
     if not has_generated_name(resource, key_of(obj).name, owner):
         subject = f"{owner.kind} {Key(owner.namespace, owner.name)}"
-        why = f"{subject} makes none of this name: delete it by hand"
+        why = f"the provider gives no object of {subject} this name: delete it by hand"
         return Judgement(Verdict.UNKNOWN, why)
     return judgement
 

@@ -324,7 +324,7 @@ def test_a_pool_whose_addresses_others_hold_stays(verdict: Verdict) -> None:
         pool="team-shop-ippool", address="10.0.0.9", id="team/other", verdict=verdict, owner="VirtualMachine vms/other"
     )
     (pool,) = (each for each in result(POOL, pools=pool_with(entry)) if each.kind == "IPPool")
-    assert (pool.verdict, pool.detail) == (Verdict.IN_USE, "VirtualMachine vms/other has an address of it")
+    assert (pool.verdict, pool.detail) == (Verdict.IN_USE, "VirtualMachine vms/other uses one of its addresses")
 
 
 @pytest.mark.parametrize(

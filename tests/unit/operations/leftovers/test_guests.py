@@ -175,7 +175,7 @@ def test_a_load_balancer_without_the_label_of_its_guest_is_kept() -> None:
     del balancer["metadata"]["labels"]
     found = examined(BALANCERS, balancer)
     assert found is not None
-    assert (found.verdict, "does not name its guest" in found.detail) == (Verdict.UNKNOWN, True)
+    assert (found.verdict, "no longer names its guest" in found.detail) == (Verdict.UNKNOWN, True)
 
 
 @BOTH
