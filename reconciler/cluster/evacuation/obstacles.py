@@ -19,7 +19,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
 from caphv.runtime.listing import list_pages
 from reconciler.cluster.evacuation.plan import EvacuatedVm
-from reconciler.cluster.evacuation.targets import INSTANCE, describe_bound_claims, obstacle
+from reconciler.cluster.evacuation.targets import INSTANCE, describe_bound_claims, describe_obstacle
 from reconciler.cluster.scope import ClusterScope
 from reconciler.memory import ClusterMemory
 
@@ -48,7 +48,9 @@ async def review(scope: ClusterScope, objs: Mapping[str, Obj], vms: Iterable[Eva
 
     for vm in leaving:
         obj = objs[vm.name]
-        reason = describe_bound_claims(obj, claims) or obstacle(obj, vm.host, hosts, instances)
+        reason = describe_bound_claims(obj, claims) or describe_obstacle(
+            obj, vm.host, hosts, instances
+        )
         scope.memory.evacuation_reviews[vm.name] = (time.monotonic(), reason)
     return uncounted
 

@@ -34,7 +34,7 @@ _NO_CPU_MANAGER = (
 INSTANCE = ("spec", "template", "spec")
 
 
-def obstacle(vm: Obj, source: str, hosts: Iterable[Obj], instances: Iterable[Obj]) -> str:
+def describe_obstacle(vm: Obj, source: str, hosts: Iterable[Obj], instances: Iterable[Obj]) -> str:
     """Return why a VM cannot start on any other host; empty if it can.
 
     :param source: the host that it leaves
