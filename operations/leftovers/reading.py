@@ -135,7 +135,7 @@ async def _read_guests(harvester: HarvesterClient, hidden: list[Unseen]) -> list
 async def _read_backups(harvester: HarvesterClient, hidden: list[Unseen]) -> list[Obj]:
     """Return the backups of VMs, without their content, which includes Secrets.
 
-    An account without the right to read them makes none, so that nothing is hidden then.
+    An account that may not read backups has created none, so a refusal hides nothing.
     """
     refused: list[Unseen] = []
     backups, _ = await list_everywhere(harvester, resources.VM_BACKUPS, refused, metadata_only=True)
