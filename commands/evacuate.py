@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EvacuateOptions(HarvesterOptions, ChangeOptions, WaitOptions):
-    """Whether to empty a host or to end that, in spite of what, and how to ask and wait."""
+    """How to evacuate a host, or to cancel that, and how to ask and wait."""
 
     force: bool
     cancel: bool
 
     @property
     def value(self) -> str | None:
-        """The value of the annotation, None to remove it."""
+        """The value of the annotation; None to remove it."""
         if self.cancel:
             return None
         return "force" if self.force else "true"
@@ -150,23 +150,28 @@ async def _prepare(host: str, options: EvacuateOptions, step: Step) -> _Prepared
 async def _harvester_of(
     host: str, harvesters: list[HarvesterClient], hidden: list[str]
 ) -> tuple[HarvesterClient, list[Obj]]:
-    """Return the only Harvester with a host of this name, and its hosts. Raises `ChangeError`."""
+    """Return the only Harvester with a host of this name, and its hosts. Raises `ChangeError`.
+
+    :param hidden: the Harvesters that could not be read; others are added to it
+    """
     from caphv.api.object import NODES, key_of
     from caphv.runtime.errors import RequestError
     from operations.change.changes import ChangeError
     from operations.read.management import list_all
 
-    owners, known = [], set()
+    owners = []
+    host_names: set[str] = set()
     for harvester in harvesters:
         try:
             hosts = await list_all(harvester.client, NODES)
         except RequestError as error:
             hidden.append(f"{harvester.server}: {error}")
             continue
-        names = {key_of(each).name for each in hosts}
-        known |= names
+        names = {key_of(node).name for node in hosts}
+        host_names |= names
         if host in names:
             owners.append((harvester, hosts))
+
     if len(owners) == 1:
         return owners[0]
     if owners:
@@ -177,12 +182,12 @@ async def _harvester_of(
                 "--harvester-kubeconfig"
             ]
         )
-    hosts_known = f"; hosts: {', '.join(sorted(known))}" if known else ""
-    raise ChangeError([f"no Harvester has a host {host}{hosts_known}", *hidden])
+    listed = f"; hosts: {', '.join(sorted(host_names))}" if host_names else ""
+    raise ChangeError([f"no Harvester has a host {host}{listed}", *hidden])
 
 
 async def _write(prepared: _Prepared, options: EvacuateOptions) -> None:
-    """Write the annotation, with the client that has found the host."""
+    """Write the annotation with the account that has read the host."""
     from caphv.api.object import NODES
     from caphv.runtime.errors import Forbidden
 
@@ -190,7 +195,9 @@ async def _write(prepared: _Prepared, options: EvacuateOptions) -> None:
         management_client(options) as management,
         harvester_clients(management, options) as (harvesters, _),
     ):
-        client = next(each for each in harvesters if each.server == prepared.server).client
+        client = next(
+            harvester.client for harvester in harvesters if harvester.server == prepared.server
+        )
         try:
             for patch in prepared.plan.patches:
                 await client.patch(NODES, patch.key.name, "", patch.body)
@@ -209,7 +216,7 @@ def _show(prepared: _Prepared, options: EvacuateOptions) -> None:
 
 
 def _report(prepared: _Prepared, options: EvacuateOptions, *, applied: bool) -> None:
-    """Write the plan as data."""
+    """Write the plan as data, unless the output is text."""
     from operations.status.model import as_json
 
     if options.is_text:
@@ -227,7 +234,7 @@ def _report(prepared: _Prepared, options: EvacuateOptions, *, applied: bool) -> 
 
 
 def _wait(prepared: _Prepared, options: EvacuateOptions) -> None:
-    """Show the progress until all clusters are done; end with status 1 when it is too late."""
+    """Show the progress until all clusters are done; exit with status 1 after the timeout."""
     from caphv.api.object import Key
     from commands.output.clusterprogress import ClustersProgress
     from operations.change.clusterparts import parts_and_deployments
@@ -235,24 +242,24 @@ def _wait(prepared: _Prepared, options: EvacuateOptions) -> None:
 
     host = prepared.plan.cluster.name
     keys = [group.cluster for group in prepared.machines if not group.paused]
-    shown = ClustersProgress(keys, to_stderr=not options.is_text)
+    progress = ClustersProgress(keys, to_stderr=not options.is_text)
 
     async def step(objects: ManagementObjects) -> bool:
         for key in keys:
             infrastructure = parts_and_deployments(objects, key)[0].harvester_cluster
-            shown.say(key, progress_of(infrastructure, host, cancel=options.cancel))
-        return shown.has_ended()
+            progress.say(key, progress_of(infrastructure, host, cancel=options.cancel))
+        return progress.has_ended()
 
     interrupted = "Interrupted. The provider continues without this command."
-    watched = Key(options.namespace, "")
-    in_time = not keys or run(until_done(options, watched, step, options.timeout), interrupted)
-    if not (in_time and shown.is_done()):
-        shown.explain(in_time=in_time)
+    all_clusters = Key(options.namespace, "")  # an empty name means the whole namespace
+    in_time = not keys or run(until_done(options, all_clusters, step, options.timeout), interrupted)
+    if not (in_time and progress.is_done()):
+        progress.explain(in_time=in_time)
         sys.exit(1)
 
     if options.is_text and not options.cancel:
         echo(
-            f"No machine that the provider moves is left on host {host}. Begin its "
-            "maintenance, which names other VMs that keep it from that, and end with: "
+            f"Host {host} is free of machines that the provider moves. Start its maintenance in "
+            "Harvester, which lists any other VMs in the way. Afterwards run: "
             f"{remedies.CANCEL_EVACUATION(host=host)}"
         )

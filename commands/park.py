@@ -39,7 +39,7 @@ _TARGETS = "name clusters, or a Harvester with --all-on"
 
 @dataclass(frozen=True, kw_only=True)
 class ParkOptions(ScopeOptions, ChangeOptions, WaitOptions):
-    """Which clusters to park or resume, in spite of which checks, and how to ask and wait."""
+    """Which clusters to park or resume, whether to ignore checks, and how to ask and wait."""
 
     all_on: str
     force: bool
@@ -122,7 +122,7 @@ def resume(clusters: tuple[str, ...], options: ParkOptions) -> None:
 def _prepare(
     clusters: Sequence[str], options: ParkOptions, *, park: bool
 ) -> tuple[Selection, list[Plan]]:
-    """Read the clusters that are meant, and plan the change of each. Raises `InputError`."""
+    """Read the chosen clusters, and plan the change of each. Raises `InputError`."""
     from operations.change.changes import ChangeError
 
     if bool(clusters) is bool(options.all_on):
@@ -158,32 +158,33 @@ async def _plan(
             chosen = replace(chosen, keys=tuple(key for key in keys if key not in deleted))
             for key in filter(deleted.__contains__, keys):
                 echo(f"{key} is being deleted, and left out", err=True)
-        parts = {each.key: each for each in parts_of(objects)}
-        chosen.require(set(parts), map(key_of, objects.clusters))
-        selected = [parts[key] for key in dict.fromkeys(chosen.keys)]
+        parts_by_key = {parts.key: parts for parts in parts_of(objects)}
+        chosen.require(set(parts_by_key), map(key_of, objects.clusters))
+        selected = [parts_by_key[key] for key in dict.fromkeys(chosen.keys)]
         if park:
-            return chosen, [plan_park(each) for each in selected]
+            return chosen, [plan_park(parts) for parts in selected]
 
-        infrastructures = [each.harvester_cluster for each in selected if each.harvester_cluster]
+        infrastructures = [parts.harvester_cluster for parts in selected if parts.harvester_cluster]
         harvesters = await read_harvesters(client, infrastructures, step)
+
     plans = []
-    for each in selected:
-        infrastructure = each.harvester_cluster or {}
+    for parts in selected:
+        infrastructure = parts.harvester_cluster or {}
         identity = describe(identity_of(infrastructure))
         why = "; ".join(str(unseen) for unseen in harvesters.unseen if identity in unseen.what)
-        plans.append(plan_resume(each, harvesters.of(infrastructure), why))
+        plans.append(plan_resume(parts, harvesters.of(infrastructure), why))
     return chosen, plans
 
 
 def _carry_out(chosen: Selection, plans: list[Plan], options: ParkOptions, *, park: bool) -> None:
-    """Show the plans, ask, write them, and wait. Ends the command if a check forbids it."""
+    """Show the plans, ask, apply them, and wait. Exits with status 1 if a check failed."""
     changed = [plan for plan in plans if plan.changes]
-    forbidden = any(plan.errors for plan in changed) and not options.force
+    is_forbidden = any(plan.errors for plan in changed) and not options.force
     _show(plans, options)
 
-    if forbidden or options.dry_run or not changed:
+    if is_forbidden or options.dry_run or not changed:
         _report(plans, options, applied=False)
-    if forbidden:
+    if is_forbidden:
         echo(
             "Not changed: a check failed. Correct it, or give --force to do it nevertheless.",
             err=True,
@@ -220,7 +221,7 @@ def _show(plans: Sequence[Plan], options: ParkOptions) -> None:
 
 
 def _report(plans: Sequence[Plan], options: ParkOptions, *, applied: bool) -> None:
-    """Write the plans as data."""
+    """Write the plans as data, unless the output is text."""
     from operations.status.model import as_json
 
     if options.is_text:
@@ -238,30 +239,30 @@ def _report(plans: Sequence[Plan], options: ParkOptions, *, applied: bool) -> No
 
 
 def _wait(chosen: Selection, options: ParkOptions, *, park: bool) -> None:
-    """Show the progress until all clusters are done; end with status 1 when it is too late."""
+    """Show the progress until all clusters are done; exit with status 1 after the timeout."""
     from commands.output.clusterprogress import ClustersProgress
     from operations.change.clusterparts import parts_and_deployments
     from operations.change.parking import progress_of
 
-    shown = ClustersProgress(chosen.keys, to_stderr=not options.is_text)
+    progress = ClustersProgress(chosen.keys, to_stderr=not options.is_text)
 
     async def step(objects: ManagementObjects) -> bool:
         for key in chosen.keys:
-            shown.say(key, progress_of(parts_and_deployments(objects, key)[0], park=park))
-        return shown.has_ended()
+            progress.say(key, progress_of(parts_and_deployments(objects, key)[0], park=park))
+        return progress.has_ended()
 
     verb = "park" if park else "resume"
     interrupted = f"Interrupted. The provider continues to {verb} without this command."
-    watched = Key(chosen.namespace, "")
-    in_time = run(until_done(options, watched, step, options.timeout), interrupted)
-    if in_time and shown.is_done():
+    all_clusters = Key(chosen.namespace, "")  # an empty name means the whole namespace
+    in_time = run(until_done(options, all_clusters, step, options.timeout), interrupted)
+    if in_time and progress.is_done():
         return
-    shown.explain(in_time=in_time)
+    progress.explain(in_time=in_time)
     sys.exit(1)
 
 
 def _show_checklist(chosen: Selection, options: ParkOptions) -> None:
-    """Say what remains to be done to shut the hosts down."""
+    """Write the manual steps that shut down the hosts."""
     from operations.change.parking import host_checklist
 
     scope = f" -n {options.namespace}" if options.namespace else ""

@@ -1,4 +1,4 @@
-"""`caphv scale`: other numbers of machines for a cluster, with and without a topology."""
+"""`caphv scale`: change the number of a cluster's machines, with or without a topology."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from operations.read.objects import ManagementObjects
     from operations.status.query import Answer
 
-_MOST = 1000
+_MAX_MACHINES = 1000
 
 
 @click.command(
@@ -101,7 +101,7 @@ def scale(
     elif change.dry_run:
         return
 
-    # Waiting makes sense without a change, too, because an earlier call may have made it.
+    # Wait even without a change, because an earlier call may have made it.
     if wait.wait:
         _wait(plan, target, scope, wait.timeout, to_stderr=not change.is_text)
     elif plan.changes and change.is_text:
@@ -109,16 +109,16 @@ def scale(
 
 
 def _parse_numbers(control_plane: int | None, pools: tuple[str, ...]) -> Scale:
-    """Parse the numbers of machines that the user asks for. Raises `click.UsageError`."""
+    """Parse the requested numbers of machines. Raises `click.UsageError`."""
     from operations.change.scaling import Scale
 
     workers: dict[str, int] = {}
     for text in pools:
-        # Without a name, N alone means the only pool.
+        # N without a name refers to the only pool.
         name, _, number = text.rpartition("=")
-        if not (number.isascii() and number.isdigit()) or int(number) > _MOST:
+        if not (number.isascii() and number.isdigit()) or int(number) > _MAX_MACHINES:
             raise click.BadParameter(
-                f"{text!r}: write POOL=N with N from 0 to {_MOST}", param_hint="--workers"
+                f"{text!r}: write POOL=N with N from 0 to {_MAX_MACHINES}", param_hint="--workers"
             )
         if name in workers:
             raise click.BadParameter(
@@ -132,7 +132,7 @@ def _parse_numbers(control_plane: int | None, pools: tuple[str, ...]) -> Scale:
 
 
 def _plan(answer: Answer, key: Key, target: Scale, scope: ScopeOptions) -> Plan:
-    """Plan the change, with checks of the capacity that it needs. Raises `ChangeError`."""
+    """Plan the change, with checks of the required capacity. Raises `ChangeError`."""
     from dataclasses import replace
 
     from operations.capacity.preflight import (
@@ -153,7 +153,7 @@ def _plan(answer: Answer, key: Key, target: Scale, scope: ScopeOptions) -> Plan:
     harvester = answer.harvesters.of(parts.harvester_cluster) if parts.harvester_cluster else None
     machines = list(parts.harvester_machines.values())
     size = size_of(parts, machines, harvester)
-    # Only a pool without machines needs its template to tell which devices its machines have.
+    # The devices of a pool without machines are known only from its template.
     keys = templates_of_empty_pools(parts, deployments, target)
     templates = _read_templates(keys, scope) if keys else {}
     devices = growing_devices(parts, deployments, target, templates)
@@ -162,7 +162,7 @@ def _plan(answer: Answer, key: Key, target: Scale, scope: ScopeOptions) -> Plan:
 
 
 def _read_templates(keys: list[Key], scope: ScopeOptions) -> dict[Key, Obj]:
-    """Return the HarvesterMachineTemplates that exist and may be read."""
+    """Return those of the HarvesterMachineTemplates that exist and may be read."""
     from caphv.api.resources import HARVESTER_MACHINE_TEMPLATES
     from caphv.runtime.errors import Forbidden, NotFound
 
@@ -187,8 +187,8 @@ def _wait(
     :param plan: the plan that was applied
     :param target: the numbers of machines to wait for
     :param scope: the management cluster
-    :param seconds: the longest time to wait
-    :param to_stderr: whether the progress goes to the standard error, because the output is data
+    :param seconds: the timeout
+    :param to_stderr: write the progress to standard error, because the output is data
     """
     from commands.output.changes import Progress
     from operations.change.clusterparts import cluster_and_parts
@@ -208,5 +208,5 @@ def _wait(
     )
     if not run(until_done(scope, plan.cluster, step, seconds), interrupted):
         progress.give_up(
-            "Not done in time. It continues without this command; run it again to wait for it."
+            "Timed out. The change continues without this command; run it again to wait for it."
         )

@@ -323,4 +323,4 @@ def _concerns_evacuation(sessions: _Sessions, change: Change) -> bool:
     if before == after:
         return False
     hosts = (session.hosts.get("", name) for session in sessions for name in (before, after))
-    return any(host is not None and evacuation.is_emptied(host) for host in hosts)
+    return any(host is not None and evacuation.must_be_left(host) for host in hosts)

@@ -1,7 +1,7 @@
-"""Parking a cluster: what its annotations ask for, and what they record.
+"""Annotations that request the parking of a cluster, and those that record its progress.
 
-A parked cluster keeps its objects, disks and addresses, and none of its VMs runs. Everything that
-an interrupted park or resume needs to continue is in annotations.
+A parked cluster keeps its objects, disks and addresses, and none of its VMs runs. Annotations
+record everything that an interrupted park or resume needs to continue.
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ RECORDS = frozenset(
 )
 """Annotations of a Cluster that the provider writes and removes while it parks and resumes it."""
 PAUSED_BY_RESTORE = "restore"
-"""Value of the record of the pause, from a restore until the user has confirmed it."""
+"""Value of `PAUSED_BY_PARK_ANNOTATION` from a restore until the user has confirmed it."""
 
 
 def is_wanted(cluster: Obj) -> bool:
     """Return whether a Cluster is to be parked, or to stay so.
 
-    What a user has set wins over the schedule, of which the provider records what it says now.
+    The annotation of a user wins over the one in which the provider records the schedule.
     """
     annotations = annotations_of(cluster)
-    by_hand = annotations.get(PARK_ANNOTATION)
-    if by_hand is None:
-        return annotations.get(PARKED_BY_SCHEDULE_ANNOTATION) == "true"
-    return by_hand == "true"
+    by_schedule = annotations.get(PARKED_BY_SCHEDULE_ANNOTATION)
+    return annotations.get(PARK_ANNOTATION, by_schedule) == "true"
 
 
 def schedule_of(cluster: Obj) -> str | None:
@@ -48,14 +46,14 @@ def schedule_of(cluster: Obj) -> str | None:
 
 
 def has_begun(cluster: Obj) -> bool:
-    """Return whether parking has begun, and resuming has not ended."""
+    """Return whether parking has begun and resuming has not ended."""
     return PARKED_SINCE_ANNOTATION in annotations_of(cluster)
 
 
 def concerns(cluster: Obj) -> bool:
     """Return whether a Cluster is being parked, parked or being resumed.
 
-    One that is being deleted is not parked any more once its record is removed.
+    A Cluster in deletion is no longer parked once its record is removed.
     """
     return has_begun(cluster) or (is_wanted(cluster) and not being_deleted(cluster))
 
@@ -66,38 +64,39 @@ def owns_pause(cluster: Obj) -> bool:
 
 
 def awaits_confirmation(cluster: Obj) -> bool:
-    """Return whether a Cluster was restored while it was parked, and is not released yet.
+    """Return whether a Cluster was restored while it was parked, and a user has yet to confirm.
 
     Its VMs may still belong to the old management cluster, and its Machines may not exist yet.
     """
-    is_paused = bool(at(cluster, "spec", "paused"))
-    return is_paused and (
-        annotations_of(cluster).get(PAUSED_BY_PARK_ANNOTATION) == PAUSED_BY_RESTORE
-    )
+    paused_by = annotations_of(cluster).get(PAUSED_BY_PARK_ANNOTATION)
+    return bool(at(cluster, "spec", "paused")) and paused_by == PAUSED_BY_RESTORE
 
 
 def is_moving(cluster: Obj) -> bool:
-    """Return whether `caphv move` has the Cluster, whose pause no one else may end."""
+    """Return whether `caphv move` is moving the Cluster. Nothing else may end its pause then."""
     return MOVING_ANNOTATION in annotations_of(cluster)
 
 
 def is_resumed_unpaused(cluster: Obj) -> bool:
     """Return whether a user has ended the pause of a Cluster that is being resumed.
 
-    Its machines are replaced and added as ever, while VMs start and Nodes return.
+    While its VMs start and Nodes return, its machines are reconciled like those of other clusters.
     """
     is_paused = bool(at(cluster, "spec", "paused"))
     return has_begun(cluster) and not (is_wanted(cluster) or is_paused or being_deleted(cluster))
 
 
 def invalid_value(cluster: Obj) -> str:
-    """Return a value of the annotation that means nothing; empty for a valid one."""
+    """Return the value of the park annotation if it is invalid, else an empty text."""
     value = annotations_of(cluster).get(PARK_ANNOTATION, "false")
     return "" if value in ("true", "false") else (value or '""')
 
 
 def begin(cluster: Obj, since: str) -> Obj:
-    """Return the patch with which parking begins: the record, and the pause if none is there."""
+    """Return the patch that begins parking: the record, and the pause unless there is one.
+
+    :param since: when parking began
+    """
     annotations = {PARKED_SINCE_ANNOTATION: since}
     if at(cluster, "spec", "paused"):
         return {"metadata": {"annotations": annotations}}
@@ -108,7 +107,7 @@ def begin(cluster: Obj, since: str) -> Obj:
 
 
 def finish(cluster: Obj) -> Obj:
-    """Return the patch with which resuming ends. A pause that a user set before stays."""
+    """Return the patch that ends resuming. A pause that a user set before parking stays."""
     recorded = (PARKED_SINCE_ANNOTATION, PAUSED_BY_PARK_ANNOTATION, STOPS_LAST_ANNOTATION)
     patch: Obj = {"metadata": {"annotations": dict.fromkeys(recorded)}}
     if owns_pause(cluster):

@@ -1,8 +1,8 @@
-"""When a Cluster is parked by schedule: windows of a week, in the local time of one zone.
+"""Parse and evaluate park schedules: weekly windows in the local time of one zone.
 
-A schedule such as `Mon-Fri 20:00-06:00 Europe/Berlin; Sat-Sun` comes from an annotation, so
-anything may arrive: its length is bounded, and each part is matched by an expression that takes
-linear time. Pure functions, but for `load_zone`, which reads the time zone database.
+A schedule such as `Mon-Fri 20:00-06:00 Europe/Berlin; Sat-Sun` comes from an annotation and is
+untrusted. Its length is bounded, and each part is matched by an expression that takes linear time.
+Only `load_zone` does I/O: it reads the time zone database.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ from caphv.api.plaintext import one_line
 
 EXAMPLE = "Mon-Fri 20:00-06:00 Europe/Berlin; Sat-Sun"
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_LONGEST = 256
-_LONGEST_SHOWN = 60
-# The longest name in the database has half of that.
-_LONGEST_ZONE = 64
-_MIDNIGHT = 24 * 60
+_MAX_SCHEDULE = 256
+_MAX_SHOWN = 60
+# Twice the length of the longest name in the database.
+_MAX_ZONE = 64
+_DAY_MINUTES = 24 * 60
 
 _DAY = "(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
 _DAY_LIST = re.compile(rf"{_DAY}(?:-{_DAY})?(?:,{_DAY}(?:-{_DAY})?)*")
 _TIMES = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})")
 # Names of zones become paths in the database.
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,2}")
-# Only databases of operating systems have them, so a schedule would not be valid everywhere.
-_OF_SYSTEMS = ("localtime", "posixrules", "posix/", "right/")
-# Days around today whose windows decide: a change is at most two weeks ahead, namely if the clock
-# skips the only window of a week.
-_AROUND = range(-2, 17)
-_LONGEST_AHEAD = timedelta(days=14, hours=2)
+# Names that only the databases of some operating systems have. A schedule must be valid everywhere.
+_SYSTEM_ZONES = ("localtime", "posixrules", "posix/", "right/")
+# Windows that begin on these days, counted from today, decide. The next change is at most two weeks
+# ahead: the clock may skip the only window of a week.
+_RELEVANT_DAYS = range(-2, 17)
+_MAX_AHEAD = timedelta(days=14, hours=2)
 
 
 class ScheduleError(ValueError):
-    """A schedule cannot be used. The message has the value, and `detail` what to write instead."""
+    """A schedule cannot be used.
+
+    The message contains the value and the remedy. `detail` is the message without the subject.
+    """
 
     def __init__(self, subject: str, detail: str) -> None:
         super().__init__(f"annotation {PARK_SCHEDULE_ANNOTATION} {subject}: {detail}")
@@ -49,9 +52,9 @@ class ScheduleError(ValueError):
 class Window:
     """A time of the week in which a cluster is parked.
 
-    :param days: the weekdays on which it begins, Monday is 0
+    :param days: the weekdays on which it begins; Monday is 0
     :param start: minutes after midnight
-    :param end: minutes after midnight, of the next day if it is not after the start
+    :param end: minutes after midnight; of the next day unless it is after the start
     """
 
     days: frozenset[int]
@@ -61,7 +64,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Windows of a week, in the local time of a zone of the IANA database."""
+    """Weekly windows in the local time of a zone of the IANA database."""
 
     windows: tuple[Window, ...]
     zone: str
@@ -69,9 +72,9 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a schedule says of a time.
+    """The result of evaluating a schedule at a time.
 
-    :param parked: whether the cluster is to be parked then
+    :param parked: whether the cluster is to be parked at that time
     :param until: when that changes; None if it never does
     """
 
@@ -80,17 +83,19 @@ class Moment:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Return the schedule that an annotation has. Raises `ScheduleError`."""
-    if len(text) > _LONGEST:
-        raise _error(text, f"has {len(text)} characters, at most {_LONGEST} are read")
+    """Parse the value of the annotation. Raises `ScheduleError`."""
+    if len(text) > _MAX_SCHEDULE:
+        raise _error(text, f"has {len(text)} characters, at most {_MAX_SCHEDULE} are read")
 
-    windows, zones = [], set()
+    windows: list[Window] = []
+    zones: set[str] = set()
     for part in text.split(";"):
         if not part.strip():
             raise _error(text, "has an empty window")
         window, zone = _parse_window(text, part.split())
         windows.append(window)
-        zones |= {zone} - {""}
+        if zone:
+            zones.add(zone)
     if len(zones) > 1:
         raise _error(text, f"has several time zones, {' and '.join(sorted(zones))}: keep one")
     return Schedule(tuple(windows), zones.pop() if zones else "UTC")
@@ -117,8 +122,8 @@ def load_zone(name: str) -> tzinfo:
 
 
 def _read_zone(name: str) -> ZoneInfo | None:
-    # A name becomes a path, or modules of package tzdata: no other text may reach them.
-    if len(name) > _LONGEST_ZONE or not _ZONE.fullmatch(name) or name.startswith(_OF_SYSTEMS):
+    # Check the name first: ZoneInfo turns it into a path or a module of package tzdata.
+    if len(name) > _MAX_ZONE or not _ZONE.fullmatch(name) or name.startswith(_SYSTEM_ZONES):
         return None
     try:
         return ZoneInfo(name)
@@ -129,42 +134,44 @@ def _read_zone(name: str) -> ZoneInfo | None:
 def state_at(schedule: Schedule, zone: tzinfo, now: datetime) -> Moment:
     """Return whether a schedule parks a cluster at a time, and when that changes.
 
-    A local time that the clock skips counts as if the clock had not changed yet, and of one that
-    occurs twice the first is meant.
+    A local time that the clock skips counts as if the clock had not changed yet. A local time that
+    occurs twice counts as the first one.
 
     :param schedule: the windows
     :param zone: the zone of their times
-    :param now: the time, with a zone of its own
+    :param now: an aware time, in any zone
     """
     now = now.astimezone(UTC)
     today = now.astimezone(zone).date()
-    spans = sorted(
-        span for days in _AROUND for span in _spans(schedule, zone, today + timedelta(days=days))
-    )
+    days = (today + timedelta(days=offset) for offset in _RELEVANT_DAYS)
+    spans = sorted(span for day in days for span in _spans(schedule, zone, day))
     upcoming = [start for start, _ in spans if start > now]
     ends = [end for start, end in spans if start <= now < end]
     if not ends:
         return Moment(False, min(upcoming, default=None))
 
-    # What begins before the end of another window continues it.
+    # A window that begins before or at the end of this one extends it.
     until = max(ends)
     for start, end in spans:
         if start <= until:
             until = max(until, end)
-    is_endless = until - now > _LONGEST_AHEAD
+    is_endless = until - now > _MAX_AHEAD
     return Moment(True, None if is_endless else until)
 
 
 def _parse_window(text: str, words: list[str]) -> tuple[Window, str]:
-    """Return a window and its time zone, which is empty if it names none."""
+    """Return a window and the name of its time zone, which is empty if it has none."""
     remaining = list(words)
-    days, start, end = frozenset(range(7)), 0, _MIDNIGHT
+    days = frozenset(range(7))
+    start = 0
+    end = _DAY_MINUTES
     if _DAY_LIST.fullmatch(remaining[0]):
         days = _parse_days(remaining.pop(0))
     if remaining and (times := _TIMES.fullmatch(remaining[0])):
         hours, minutes, end_hours, end_minutes = map(int, times.groups())
-        start, end = hours * 60 + minutes, end_hours * 60 + end_minutes
-        if max(minutes, end_minutes) > 59 or start >= _MIDNIGHT or end > _MIDNIGHT:
+        start = hours * 60 + minutes
+        end = end_hours * 60 + end_minutes
+        if max(minutes, end_minutes) > 59 or start >= _DAY_MINUTES or end > _DAY_MINUTES:
             raise _error(text, f"has times {remaining[0]}, which do not exist")
         if start == end:
             raise _error(text, f"has times {remaining[0]}, of which the end is the start")
@@ -186,9 +193,11 @@ def _parse_days(text: str) -> frozenset[int]:
     days: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
-        start, end = _DAYS.index(first), _DAYS.index(last or first)
-        # Fri-Mon is the weekend with the days around it.
-        days |= {day % 7 for day in range(start, end + (8 if end < start else 1))}
+        start = _DAYS.index(first)
+        end = _DAYS.index(last or first)
+        if end < start:  # Fri-Mon spans the turn of the week
+            end += 7
+        days |= {day % 7 for day in range(start, end + 1)}
     return frozenset(days)
 
 
@@ -197,22 +206,23 @@ def _spans(schedule: Schedule, zone: tzinfo, day: date) -> Iterator[tuple[dateti
     for window in schedule.windows:
         if day.weekday() not in window.days:
             continue
-        following = day + timedelta(days=1) if window.end <= window.start else day
-        start, end = _instant(day, window.start, zone), _instant(following, window.end, zone)
+        last_day = day + timedelta(days=1) if window.end <= window.start else day
+        start = _instant(day, window.start, zone)
+        end = _instant(last_day, window.end, zone)
         if start < end:  # not if the clock skips all of it
             yield start, end
 
 
 def _instant(day: date, minutes: int, zone: tzinfo) -> datetime:
-    days, minutes = divmod(minutes, _MIDNIGHT)
+    days, minutes = divmod(minutes, _DAY_MINUTES)
     local = time(minutes // 60, minutes % 60)
     return datetime.combine(day + timedelta(days=days), local, zone).astimezone(UTC)
 
 
 def _shown(text: str) -> str:
-    """Return a part of a schedule for a message, without line breaks and not too long."""
+    """Return a part of a schedule for a message, shortened and without line breaks."""
     line = one_line(text)
-    return line if len(line) <= _LONGEST_SHOWN else f"{line[:_LONGEST_SHOWN]}…"
+    return line if len(line) <= _MAX_SHOWN else f"{line[:_MAX_SHOWN]}…"
 
 
 def _error(text: str, what: str) -> ScheduleError:

@@ -1,16 +1,16 @@
-"""Find the owners of the entries of IPPools, and the entries that leaked: pure decisions.
+"""Find the owners of entries in IPPools, and the entries that leaked. No I/O.
 
-Releasing an address that is in use would give one address to two machines. So an entry is released
-only when its mark names this management cluster, the machine or cluster in it no longer exists, and
-nothing uses the address. An entry of the Go provider or of a person has no mark. It is listed with
-all that is known of it, and stays.
+Releasing an address that is in use would give it to two machines. An entry is therefore released
+only if its mark names this management cluster, the machine or cluster in it no longer exists, and
+nothing uses the address. An entry of the Go provider or of a person has no mark. It is listed, and
+stays.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from caphv.api import ippool, names, resources
@@ -18,24 +18,38 @@ from caphv.api.object import Key, Obj, annotations_of, at, key_of, list_at, text
 
 
 class Verdict(StrEnum):
-    """The state of an entry, as far as it is known."""
+    """Whether an address or another object has an owner."""
 
     HELD = "held"
     LEAKED = "leaked"
-    """This management cluster made it, its owner does not exist, and nothing uses the address."""
+    """This management cluster has created it, its owner does not exist, and nothing uses it."""
     IN_USE = "in use"
-    """Its owner does not exist, but a VM or a Service has the address."""
+    """Its owner does not exist, but something uses it."""
     FOREIGN = "foreign"
-    """Another management cluster made it."""
+    """Another management cluster has created it."""
     UNRECORDED = "unrecorded"
-    """Nothing says who made it: the Go provider, Harvester, or a person."""
+    """It has no record of its creator: the Go provider, Harvester, or a person."""
     UNKNOWN = "unknown"
-    """Its owner may exist where the user may not read."""
+    """Its owner may exist where the account may not read."""
 
 
 @dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict with its reason."""
+
+    verdict: Verdict
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """An allocated address of a pool; `created` is the time of its owner, where that exists."""
+    """An allocated address of a pool.
+
+    :param id: the owner that the pool names
+    :param owner: kind and name of the owner, or of what uses the address; empty without any
+    :param created: when the owner was created; empty without one
+    :param detail: the reason for the verdict
+    """
 
     pool: str
     address: str
@@ -46,19 +60,23 @@ class Entry:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolReport:
-    """Entries of one pool, and errors in its own counts and marks."""
+    """Entries of one pool, and errors in its counts and marks.
+
+    :param available: the number of free addresses in its status
+    :param expected: the value that `available` should have, according to the entries
+    :param stray_marks: names of annotations that mark addresses which are not allocated
+    :param error: why its ranges are invalid; empty if they are valid
+    """
 
     harvester: str
     name: str
     total: int
     available: int
     expected: int
-    """The value that `available` should have, according to the entries."""
     entries: tuple[Entry, ...] = ()
     stray_marks: tuple[str, ...] = ()
-    """Marks of addresses that are not allocated, by name of the annotation."""
     error: str = ""
 
     @property
@@ -78,10 +96,11 @@ class PoolReport:
 class Owners:
     """Everything that may hold an address, as far as it could be read.
 
-    `management_cluster` is the uid of its namespace kube-system, empty when that may not be read.
-    `namespaces` names the namespaces in which HarvesterMachines and HarvesterClusters were read,
-    None for all. `vms_complete` says that all possible users of addresses were read in all
-    namespaces on Harvester.
+    :param management_cluster: the uid of its namespace kube-system; empty if that cannot be read
+    :param namespaces: where HarvesterMachines and HarvesterClusters were read; None for everywhere
+    :param balancers: the HarvesterCluster of each load balancer, whose address is reserved before
+        the load balancer exists
+    :param vms_complete: all possible users of addresses were read in all namespaces on Harvester
     """
 
     management_cluster: str
@@ -92,11 +111,10 @@ class Owners:
     services: list[Obj] = field(default_factory=list)
     load_balancers: list[Obj] = field(default_factory=list)
     balancers: dict[Key, Key] = field(default_factory=dict)
-    """The HarvesterCluster of each load balancer, whose address is reserved before it exists."""
     vms_complete: bool = True
 
     def sees(self, key: Key) -> bool:
-        """Whether an owner of this id was read, so that an absent one does not exist."""
+        """Return whether an owner with this id would have been read if it existed."""
         if self.namespaces is None:
             return True
 
@@ -108,12 +126,12 @@ class Owners:
 
 
 def audit(pools: Iterable[Obj], owners: Owners, harvester: str) -> tuple[PoolReport, ...]:
-    """Return a report on each pool, by name."""
+    """Return a report on each pool, sorted by name."""
     return tuple(_report(pool, owners, harvester) for pool in sorted(pools, key=key_of))
 
 
 def repair(pool: Obj, report: PoolReport) -> Obj | None:
-    """Return the patch that releases leaked entries and corrects the counts, None without any."""
+    """Return the patch that releases leaked entries and corrects counts; None without any."""
     if report.error or not report.wrong:
         return None
 
@@ -124,7 +142,7 @@ def repair(pool: Obj, report: PoolReport) -> Obj | None:
         if address not in released
     }
     status = {**(pool.get("status") or {}), "allocated": remaining}
-    # With its resourceVersion, the patch fails as a whole if the pool was written since.
+    # With the resourceVersion, the patch fails as a whole if the pool was modified since.
     patch: Obj = {
         "metadata": {"resourceVersion": pool["metadata"]["resourceVersion"]},
         "status": {"available": _expected_available({**pool, "status": status})},
@@ -134,21 +152,30 @@ def repair(pool: Obj, report: PoolReport) -> Obj | None:
     marks |= dict.fromkeys(report.stray_marks)
     if marks:
         patch["metadata"]["annotations"] = marks
-    # Harvester keeps a history when it releases an address, by which an id gets its former address
-    # again.
+    # Like Harvester, record the released addresses in the history, by which an id gets its former
+    # address again.
     if released:
         patch["status"] |= {"allocated": dict.fromkeys(released), "allocatedHistory": released}
     return patch
 
 
 def _report(pool: Obj, owners: Owners, harvester: str) -> PoolReport:
-    """Return the report on a pool; if its ranges are invalid, the report has only the error."""
+    """Return the report on a pool. If its ranges are invalid, the report has no entries."""
     name = str(pool["metadata"]["name"])
     available = int(at(pool, "status", "available") or 0)
     try:
-        total, expected = ippool.pool_capacity(pool), _expected_available(pool)
+        total = ippool.pool_capacity(pool)
+        expected = _expected_available(pool)
     except ippool.InvalidPoolError as error:
-        return PoolReport(harvester, name, 0, available, available, error=str(error))
+        # Without valid ranges, no count can be expected, so none is reported as wrong.
+        return PoolReport(
+            harvester=harvester,
+            name=name,
+            total=0,
+            available=available,
+            expected=available,
+            error=str(error),
+        )
 
     allocated = ippool.allocated(pool)
     entries = tuple(
@@ -167,7 +194,15 @@ def _report(pool: Obj, owners: Owners, harvester: str) -> PoolReport:
             and _is_ours(cluster, owners)
         )
     )
-    return PoolReport(harvester, name, total, available, expected, entries, stray_marks)
+    return PoolReport(
+        harvester=harvester,
+        name=name,
+        total=total,
+        available=available,
+        expected=expected,
+        entries=entries,
+        stray_marks=stray_marks,
+    )
 
 
 def _entry(pool: Obj, address: str, identity: str, owners: Owners) -> Entry:
@@ -178,55 +213,74 @@ def _entry(pool: Obj, address: str, identity: str, owners: Owners) -> Entry:
     :param identity: the owner that the pool names
     :param owners: everything that may hold an address
     """
-    name = str(pool["metadata"]["name"])
+    entry = Entry(
+        pool=str(pool["metadata"]["name"]),
+        address=address,
+        id=identity,
+        verdict=Verdict.HELD,
+    )
     # A mark is the beginning of the uid of a management cluster.
     mark = ippool.mark(pool, address)
     if mark and owners.management_cluster and not _is_ours(mark, owners):
         detail = f"of management cluster {mark}…"
-        return Entry(name, address, identity, Verdict.FOREIGN, detail=detail)
+        return replace(entry, verdict=Verdict.FOREIGN, detail=detail)
 
     namespace, _, owner_name = identity.partition("/")
     key = Key(namespace, owner_name)
-    owner, created, detail = _owner(key, address, owners)
-    if owner:
-        return Entry(name, address, identity, Verdict.HELD, owner, created, detail)
-    if user := _user(address, identity, owners):
+    if owner := _find_owner(key, address, owners):
+        return replace(entry, owner=owner.name, created=owner.created, detail=owner.detail)
+    if user := _find_user(address, identity, owners):
         detail = "its owner no longer exists"
-        return Entry(name, address, identity, Verdict.IN_USE, user, detail=detail)
+        return replace(entry, verdict=Verdict.IN_USE, owner=user, detail=detail)
 
-    verdict, detail = _verdict(key, mark, owners)
-    return Entry(name, address, identity, verdict, detail=detail)
+    judgement = _check_ownerless(key, mark, owners)
+    return replace(entry, verdict=judgement.verdict, detail=judgement.detail)
 
 
-def _owner(key: Key, address: str, owners: Owners) -> tuple[str, str, str]:
-    """Return the object that an entry names, its time of creation, and an oddity of it.
+@dataclass(frozen=True, slots=True)
+class _FoundOwner:
+    """The object that an entry names.
 
-    All three are empty when no such object exists.
+    :param name: its kind, namespace and name
+    :param created: when it was created; empty if it does not exist yet
+    :param detail: what does not match the entry; empty if everything does
     """
+
+    name: str
+    created: str
+    detail: str = ""
+
+
+def _find_owner(key: Key, address: str, owners: Owners) -> _FoundOwner | None:
+    """Return the object that an entry names; None if it does not exist."""
     # The name of a machine of the Go provider may look like the id of an interface.
-    is_whole = key in owners.machines
-    owner = key if is_whole else Key(key.namespace, ippool.machine_holder(key.name))
-    machine = owners.machines.get(owner)
+    machine_key = key
+    if key not in owners.machines:
+        machine_key = Key(key.namespace, ippool.machine_holder(key.name))
+    machine = owners.machines.get(machine_key)
     if machine is not None:
-        used = _used_addresses(machine, of_interfaces=owner != key)
-        odd = f"the machine uses {', '.join(used)}" if used and address not in used else ""
-        return f"HarvesterMachine {owner}", _creation_time(machine), odd
+        used = _used_addresses(machine, of_interfaces=machine_key != key)
+        detail = f"the machine uses {', '.join(used)}" if used and address not in used else ""
+        return _FoundOwner(f"HarvesterMachine {machine_key}", _creation_time(machine), detail)
 
     for obj in owners.load_balancers:
         if key_of(obj) == key:
-            return f"{resources.LOAD_BALANCERS.kind} {key}", _creation_time(obj), ""
+            return _FoundOwner(f"{resources.LOAD_BALANCERS.kind} {key}", _creation_time(obj))
     for obj in owners.services:
         if key_of(obj) == key:
-            return f"Service {key}", _creation_time(obj), ""
+            return _FoundOwner(f"Service {key}", _creation_time(obj))
 
     cluster = owners.balancers.get(key)
-    if cluster is not None:
-        return f"HarvesterCluster {cluster}", "", "its load balancer does not exist yet"
-    return "", "", ""
+    if cluster is None:
+        return None
+    return _FoundOwner(f"HarvesterCluster {cluster}", "", "its load balancer does not exist yet")
 
 
 def _used_addresses(machine: Obj, *, of_interfaces: bool) -> list[str]:
-    """Return the addresses of IPPools in a machine's status: its own, or those of interfaces."""
+    """Return the addresses of IPPools in the status of a machine.
+
+    :param of_interfaces: the addresses of its interfaces, not the one of the machine itself
+    """
     if of_interfaces:
         return [
             text_at(entry, "address") for entry in list_at(machine, "status", "interfaceAddresses")
@@ -239,24 +293,28 @@ def _creation_time(obj: Obj) -> str:
     return str(obj["metadata"].get("creationTimestamp") or "")
 
 
-def _verdict(key: Key, mark: str, owners: Owners) -> tuple[Verdict, str]:
-    """Return the verdict on an entry without a visible owner, and the reason."""
+def _check_ownerless(key: Key, mark: str, owners: Owners) -> Judgement:
+    """Return the judgement on an entry without a visible owner.
+
+    :param key: namespace and name of the owner
+    :param mark: the management cluster that the mark of the address names; empty without a mark
+    """
     if not mark:
         reason = "no machine, load balancer or Service that is seen has this name"
-        return Verdict.UNRECORDED, reason
+        return Judgement(Verdict.UNRECORDED, reason)
 
-    # An object that may not be read may exist, so that each of these gaps could hide the owner or a
-    # user of the address.
+    # Each of these gaps in what was read could hide the owner or a user of the address.
     if not owners.management_cluster:
         reason = "the uid of this management cluster, of namespace kube-system, is not seen"
-        return Verdict.UNKNOWN, reason
+        return Judgement(Verdict.UNKNOWN, reason)
     if not owners.sees(key):
         reason = "HarvesterMachines and HarvesterClusters of all namespaces are not seen"
-        return Verdict.UNKNOWN, reason
+        return Judgement(Verdict.UNKNOWN, reason)
     if not owners.vms_complete:
-        return Verdict.UNKNOWN, "VMs of all namespaces are not seen: give --harvester-kubeconfig"
+        reason = "VMs of all namespaces are not seen: give --harvester-kubeconfig"
+        return Judgement(Verdict.UNKNOWN, reason)
 
-    return Verdict.LEAKED, "its HarvesterMachine or load balancer no longer exists"
+    return Judgement(Verdict.LEAKED, "its HarvesterMachine or load balancer no longer exists")
 
 
 def _expected_available(pool: Obj) -> int:
@@ -266,7 +324,7 @@ def _expected_available(pool: Obj) -> int:
     if total is None:
         return free
 
-    # Harvester may count the addresses of a range differently than `ippool`. Its total is right.
+    # Harvester may count the addresses of a range differently than `ippool`, and its total counts.
     used = ippool.pool_capacity(pool) - free
     return int(total) - used
 
@@ -275,9 +333,9 @@ def _is_ours(mark: str, owners: Owners) -> bool:
     return bool(mark and owners.management_cluster.startswith(mark))
 
 
-def _user(address: str, identity: str, owners: Owners) -> str:
-    """Return the user of an address whose owner no longer exists: a leftover VM, or a Service."""
-    # A VM that is shut down has no instance that shows its address, but it names its machine.
+def _find_user(address: str, identity: str, owners: Owners) -> str:
+    """Return the VM or Service that uses an address whose owner no longer exists."""
+    # A stopped VM has no instance that shows its address, but its record names the machine.
     record = f"{resources.HARVESTER_MACHINES.kind}/{identity}"
     for vm in owners.vms:
         if annotations_of(vm).get(names.OWNER_ANNOTATION) == record:
@@ -297,7 +355,7 @@ def _user(address: str, identity: str, owners: Owners) -> str:
 
 
 def _sort_key(item: tuple[str, str]) -> tuple[int, int, str]:
-    """Return a key that sorts addresses by number, and invalid addresses before them."""
+    """Return a key that sorts addresses by number, after invalid addresses."""
     try:
         address = ipaddress.ip_address(item[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Count what is free on a Harvester: hosts and zones, addresses, quotas and storage. Pure."""
+"""Compute the free capacity of a Harvester: hosts, zones, addresses, quotas, storage. No I/O."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from operations.status.details import pools_of
 from operations.status.model import AddressPool
 
 # Longhorn's default of storage-over-provisioning-percentage.
-_PERCENT_BY_DEFAULT = 100
+_DEFAULT_PERCENT = 100
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """CPUs and bytes of memory of a host, a zone or all hosts, by the requests of Pods."""
+    """CPUs and bytes of memory of a host, a zone or all hosts, by the requests of Pods.
+
+    :param hosts: the number of hosts
+    :param zone: the zone of a host; empty without one
+    """
 
     name: str
     hosts: int
@@ -44,13 +48,13 @@ class Quota:
 
     @property
     def free(self) -> float:
-        """The unused rest; negative when the limit was lowered below the use."""
+        """The unused amount; negative if the limit was lowered below the use."""
         return self.hard - self.used
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Bytes that Longhorn may schedule for replicas, over-provisioning included."""
+    """Bytes that Longhorn may schedule for replicas, including over-provisioning."""
 
     total: int
     free: int
@@ -58,19 +62,27 @@ class Storage:
 
 @dataclass(slots=True)
 class CapacityObjects:
-    """Objects of one Harvester; `all_vms` says that instances of all namespaces were read."""
+    """Objects of one Harvester.
+
+    :param disks: Longhorn's Nodes, which list their disks
+    :param over_provisioning: by how many percent of a disk Longhorn schedules replicas
+    :param all_vms: instances of all namespaces were read
+    """
 
     harvester: HarvesterObjects
     quotas: list[Obj] = field(default_factory=list)
     disks: list[Obj] = field(default_factory=list)
-    """Longhorn's Nodes."""
-    over_provisioning: int = _PERCENT_BY_DEFAULT
+    over_provisioning: int = _DEFAULT_PERCENT
     all_vms: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """The free capacity of one Harvester; without `all_vms`, hosts may have less room than that."""
+    """The free capacity of one Harvester.
+
+    :param harvester: its URL
+    :param all_vms: the VMs of all namespaces were counted. Otherwise, hosts may have less room.
+    """
 
     harvester: str
     total: Room
@@ -83,7 +95,7 @@ class Capacity:
 
 
 def capacity_of(objects: CapacityObjects) -> Capacity:
-    """Return the free capacity of a Harvester; hosts that take no VMs do not count."""
+    """Return the free capacity of a Harvester, without hosts that accept no VMs."""
     harvester = objects.harvester
     zones = {
         str(obj["metadata"]["name"]): labels_of(obj).get(ZONE_LABEL, "") for obj in harvester.hosts
@@ -94,14 +106,14 @@ def capacity_of(objects: CapacityObjects) -> Capacity:
         by_zone[zones.get(host.name, "")].append(host)
 
     return Capacity(
-        harvester.server,
-        _room("all hosts", hosts),
-        tuple(_room(host.name, [host], zones.get(host.name, "")) for host in hosts),
-        tuple(_room(zone, members) for zone, members in sorted(by_zone.items()) if zone),
-        pools_of(harvester),
-        tuple(_quotas(objects.quotas)),
-        _storage(objects.disks, objects.over_provisioning),
-        objects.all_vms or all(host.all_pods for host in hosts),
+        harvester=harvester.server,
+        total=_room("all hosts", hosts),
+        hosts=tuple(_room(host.name, [host], zones.get(host.name, "")) for host in hosts),
+        zones=tuple(_room(zone, members) for zone, members in sorted(by_zone.items()) if zone),
+        pools=pools_of(harvester),
+        quotas=tuple(_quotas(objects.quotas)),
+        storage=_storage(objects.disks, objects.over_provisioning),
+        all_vms=objects.all_vms or all(host.all_pods for host in hosts),
     )
 
 
@@ -109,35 +121,49 @@ def _room(name: str, hosts: Sequence[Host], zone: str = "") -> Room:
     """Add up the total and the free resources of hosts."""
     total = sum((host.total for host in hosts), Size())
     free = sum((host.free for host in hosts), Size())
-    cpu, cpu_free = float(total.cpu), float(free.cpu)
-    return Room(name, len(hosts), cpu, cpu_free, int(total.memory), int(free.memory), zone)
+    return Room(
+        name=name,
+        hosts=len(hosts),
+        cpu=float(total.cpu),
+        cpu_free=float(free.cpu),
+        memory=int(total.memory),
+        memory_free=int(free.memory),
+        zone=zone,
+    )
 
 
 def _quotas(quotas: Iterable[Obj]) -> Iterator[Quota]:
     """Yield the limits of ResourceQuotas that are valid quantities."""
     for obj in sorted(quotas, key=key_of):
-        hard, used = dict_at(obj, "spec", "hard"), dict_at(obj, "status", "used")
-        for resource in sorted(hard):
-            limit, amount = quantity(hard[resource]), quantity(used.get(resource, 0))
+        limits = dict_at(obj, "spec", "hard")
+        used = dict_at(obj, "status", "used")
+        for resource in sorted(limits):
+            limit = quantity(limits[resource])
+            amount = quantity(used.get(resource, 0))
             if limit is not None:
                 yield Quota(*key_of(obj), resource, float(limit), float(amount or 0))
 
 
 def _storage(nodes: Iterable[Obj], percent: int) -> Storage | None:
-    """Return the bytes that Longhorn may schedule on disks of its Nodes; None without any disk."""
+    """Return the bytes that Longhorn may schedule on disks of its Nodes; None without any disk.
+
+    :param nodes: Longhorn's Nodes
+    :param percent: see `CapacityObjects.over_provisioning`
+    """
     total = free = Decimal(0)
     has_disks = False
     for node in nodes:
-        specs, statuses = dict_at(node, "spec", "disks"), dict_at(node, "status", "diskStatus")
-        for name, status in statuses.items():
+        specs = dict_at(node, "spec", "disks")
+        for name, status in dict_at(node, "status", "diskStatus").items():
             spec = specs.get(name) or {}
             if not spec.get("allowScheduling", True):
                 continue
 
             # Longhorn's scheduler applies the percentage to the bytes that are not reserved.
             has_disks = True
-            maximum, reserved = status.get("storageMaximum"), spec.get("storageReserved")
-            room = Decimal(int(maximum or 0) - int(reserved or 0)) * percent / 100
+            maximum = int(status.get("storageMaximum") or 0)
+            reserved = int(spec.get("storageReserved") or 0)
+            room = Decimal(maximum - reserved) * percent / 100
             total += room
             free += room - int(status.get("storageScheduled") or 0)
     return Storage(int(total), int(free)) if has_disks else None

@@ -1,9 +1,9 @@
-"""Count the room that the hosts of a Harvester have for further VMs: pure.
+"""Compute the room that the hosts of a Harvester have for further VMs. No I/O.
 
-Requests of Pods count, as they do for the scheduler. Every 15 seconds Harvester writes the sum of a
-host's Pods to an annotation of the host, so that even an identity that sees only its own namespaces
-knows about the VMs of others. Without the annotation only the visible VMs count. Hosts may then
-have less room than the answer says, but never more.
+Requests of Pods count, as they do for the scheduler. Every 15 seconds Harvester writes the sum of
+the requests of a host's Pods to an annotation of the host, which also covers VMs in namespaces that
+an identity may not read. Without the annotation only the visible VMs count. Hosts may then have
+less room than computed, but never more.
 """
 
 from __future__ import annotations
@@ -40,13 +40,12 @@ class Size:
     def of_machine(cls, spec: Mapping[str, Any]) -> Size:
         """Return the limits of the VM of a HarvesterMachine, which are its maxima.
 
-        QEMU on a core of its own counts, too. Huge pages are no memory, but a resource like
+        A core for QEMU is included. Huge pages do not count as memory, but as a resource like
         devices.
         """
+        cpu = spec.get("cpuMax") or spec.get("cpu")
         memory = spec.get("memoryMax") or spec.get("memory")
-        size = cls.of(
-            spec.get("cpuMax") or spec.get("cpu"), None if spec.get("hugepages") else memory
-        )
+        size = cls.of(cpu, None if spec.get("hugepages") else memory)
         return size + _QEMU_CORE if spec.get("isolateEmulatorThread") is True else size
 
     def __bool__(self) -> bool:
@@ -65,19 +64,19 @@ class Size:
         return Size(max(self.cpu, other.cpu), max(self.memory, other.memory))
 
     def fits(self, room: Size) -> bool:
-        """Whether it fits into a room."""
+        """Return whether it fits into a room."""
         return self.cpu <= room.cpu and self.memory <= room.memory
 
 
-# QEMU on a core of its own.
+# With `isolateEmulatorThread`, QEMU has a core of its own.
 _QEMU_CORE = Size(cpu=Decimal(1))
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host that takes VMs, with its total and its requested resources.
+    """A host that accepts VMs, with its total and its requested resources.
 
-    `all_pods` says that the requests of all its Pods count, not only those of the visible VMs.
+    :param all_pods: the requests of all its Pods were counted, not only those of visible VMs
     """
 
     name: str
@@ -92,7 +91,7 @@ class Host:
 
 
 def hosts_of(harvester: HarvesterObjects) -> list[Host]:
-    """Return the hosts that take VMs: ready, and nothing keeps VMs away."""
+    """Return the hosts that are ready and accept VMs, sorted by name."""
     requests_by_host: dict[str, Size] = {}
     for instance in running_instances(harvester):
         name = text_at(instance, "status", "nodeName")
@@ -107,24 +106,24 @@ def hosts_of(harvester: HarvesterObjects) -> list[Host]:
         name = str(obj["metadata"]["name"])
         total = _size_of(dict_at(obj, "status", "allocatable"))
         pods = _pod_requests(obj)
-        # The annotation lacks the VMs that started since Harvester wrote it.
+        # Take the larger of both, because the annotation lacks VMs that have just started.
         used = requests_by_host.get(name, Size()) | (pods or Size())
         hosts.append(Host(name, total, used, all_pods=pods is not None))
     return sorted(hosts, key=lambda host: host.name)
 
 
 def running_instances(harvester: HarvesterObjects) -> Iterator[Obj]:
-    """Yield the instances that use something of their host."""
+    """Yield the instances that use resources of their host."""
     for instance in harvester.instances:
-        # An instance that has ended keeps its host until it is deleted.
+        # An ended instance still names its host until it is deleted, but uses nothing there.
         if at(instance, "status", "phase") not in ENDED_PHASES:
             yield instance
 
 
 def free_devices(harvester: HarvesterObjects) -> dict[str, Counter[str]]:
-    """Return the devices that no visible VM uses, by host that takes VMs and by resource.
+    """Return the devices that no visible VM uses, by resource, for each host that accepts VMs.
 
-    Bytes of huge pages count as devices, too, by a name such as `hugepages-1Gi`.
+    Bytes of huge pages are included, with a name such as `hugepages-1Gi`.
     """
     in_use: dict[str, Counter[str]] = {}
     for instance in running_instances(harvester):
@@ -172,29 +171,29 @@ def count_without_devices(
     :param free: free devices by host and resource
     :param machines: the devices of each machine, by resource
     """
-    left = {name: Counter(devices) for name, devices in free.items()}
-    missing = 0
-    # Place those with the most devices first, each on the host with the fewest that suffice.
+    remaining = {name: Counter(devices) for name, devices in free.items()}
+    unplaced = 0
+    # Place machines with the most devices first, each on the host with the fewest that suffice.
     for devices in sorted(machines, key=lambda needed: sum(needed.values()), reverse=True):
         needed = Counter(devices)
-        fitting = [name for name, room in left.items() if not needed - room]
+        fitting = [name for name, room in remaining.items() if not needed - room]
         if not fitting:
-            missing += 1
+            unplaced += 1
             continue
-        best = min(fitting, key=lambda name: sum(left[name][device] for device in needed))
-        left[best] -= needed
-    return missing
+        best = min(fitting, key=lambda name: sum(remaining[name][device] for device in needed))
+        remaining[best] -= needed
+    return unplaced
 
 
 def requests_of(spec: Obj) -> Size:
     """Return the requests of a VirtualMachineInstance, else its limits, else its guest's size.
 
-    Huge pages are no memory (kubevirt v1.8.3 pkg/virt-controller/services/renderresources.go,
-    `WithHugePages`).
+    Huge pages do not count as memory (kubevirt v1.8.3, `WithHugePages` in
+    `pkg/virt-controller/services/renderresources.go`).
     """
     domain = spec.get("domain") or {}
-    limits, requests = at(domain, "resources", "limits"), at(domain, "resources", "requests")
-    amounts = {**(limits or {}), **(requests or {})}
+    limits = dict_at(domain, "resources", "limits")
+    amounts = {**limits, **dict_at(domain, "resources", "requests")}
     memory = amounts.get("memory", at(domain, "memory", "guest"))
     has_pages = at(domain, "memory", "hugepages", "pageSize")
     size = Size.of(amounts.get("cpu", at(domain, "cpu", "cores")), None if has_pages else memory)
@@ -203,7 +202,7 @@ def requests_of(spec: Obj) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class Overcommit:
-    """Which shares of its limits a VM requests of its host; None where no VM shows it."""
+    """The shares of its limits that a VM requests; None if no VM shows the share."""
 
     cpu: Decimal | None = None
     memory: Decimal | None = None
@@ -217,18 +216,19 @@ class Overcommit:
         """Return the requests of VMs with these limits: the full limits if no share is known."""
         cpu = limits.cpu * (self.cpu or 1)
         memory = limits.memory * (self.memory or 1)
-        # A share such as 2/3 has no last digit. Without rounding, a VM could be a trace larger than
-        # the room that it fills.
+        # A share such as 2/3 is periodic. Without rounding, a VM could be slightly larger than the
+        # room that it fills.
         return Size(round(cpu, 6), round(memory, 6))
 
 
 def overcommit_of(instances: Iterable[Obj]) -> Overcommit:
     """Return the largest shares of their limits that VMs request.
 
-    Some VMs, for example those with dedicated CPUs, request more than others. Harvester divides
-    limits by its setting `overcommit-config`, which an identity may not read.
+    Harvester divides limits by its setting `overcommit-config`, which an identity may not read.
+    Some VMs, for example those with dedicated CPUs, request more than others.
     """
-    cpu, memory = [], []
+    cpu = []
+    memory = []
     for instance in instances:
         resources = at(instance, "spec", "domain", "resources")
         limits = _size_of(dict_at(resources, "limits"))
@@ -245,10 +245,10 @@ def _size_of(amounts: Obj) -> Size:
 
 
 def count_homeless(hosts: Iterable[Host], sizes: Sequence[Size]) -> int:
-    """Return how many VMs find no host.
+    """Return how many VMs find no host, as an estimate.
 
-    The largest VM is placed first, each on the host with the most free memory. This is an estimate:
-    another order might place more.
+    The largest VM is placed first, each on the host with the most free memory. Another order might
+    place more.
     """
     free = {host.name: host.free for host in hosts}
     homeless = 0
@@ -264,7 +264,7 @@ def count_homeless(hosts: Iterable[Host], sizes: Sequence[Size]) -> int:
 
 
 def _pod_requests(host: Obj) -> Size | None:
-    """Return the requests of a host's Pods, by Harvester's annotation; None without one."""
+    """Return the requests of a host's Pods by Harvester's annotation; None without it."""
     try:
         requests = load_json(annotations_of(host).get(POD_REQUESTS_ANNOTATION) or "")
     except TextError:

@@ -1,4 +1,4 @@
-"""Predict the effect of changed objects on a cluster's machines, and their needs: pure."""
+"""Predict the effect of changed objects on a cluster's machines, and their needs. No I/O."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from caphv.api.quantity import quantity
 from operations.capacity.hosts import Size, devices_of_machine
 from operations.capacity.machinepools import CONTROL_PLANE, DesiredState, Pool
 
-# More reasons do not help a reader.
-_MOST_REASONS = 6
+_MAX_REASONS = 6
 
 
 class Action(StrEnum):
@@ -41,9 +40,18 @@ class Field:
         return f"{self.path}: {self.before or '(none)'} → {self.after or '(none)'}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolEffect:
-    """The effect on the machines of a pool; `before` and `after` are its numbers of machines."""
+    """The effect on the machines of a pool.
+
+    :param before: the number of machines before the change
+    :param after: the number of machines after it
+    :param replaced: how many machines are replaced
+    :param surge: how many machines a rollout adds for a time
+    :param reasons: the changed fields for which machines are replaced or updated
+    :param updated: how many machines are updated in place and keep their VMs
+    :param why_replaced: why machines are not updated in place, if an extension could do that
+    """
 
     pool: str
     before: int
@@ -52,24 +60,29 @@ class PoolEffect:
     surge: int = 0
     reasons: tuple[Field, ...] = ()
     updated: int = 0
-    """Machines that keep their VMs."""
     why_replaced: tuple[str, ...] = ()
-    """Why machines are not updated in place, where an extension does that."""
 
     @property
     def created(self) -> int:
-        """VMs that are created."""
+        """How many VMs are created."""
         return self.replaced + max(0, self.after - self.before)
 
     @property
     def deleted(self) -> int:
-        """VMs that are deleted."""
+        """How many VMs are deleted."""
         return self.replaced + max(0, self.before - self.after)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """Numbers, CPUs and bytes that machines need at most during a change, beyond what they have."""
+    """What machines need at most during a change, in addition to what they have.
+
+    CPUs are numbers, memory and storage are bytes.
+
+    :param sizes: the size of each VM that exists in addition at the same time
+    :param devices: devices of hosts, and bytes of huge pages, by the name of their resource
+    :param smallest: the smallest number of them that any of the machines needs on one host
+    """
 
     vms: int = 0
     cpu: Decimal = Decimal(0)
@@ -77,22 +90,19 @@ class Needs:
     storage: Decimal = Decimal(0)
     addresses: int = 0
     sizes: tuple[Size, ...] = ()
-    """Each VM that exists in addition at the same time."""
     devices: Mapping[str, int] = field(default_factory=dict)
-    """Devices of hosts, and bytes of huge pages, by the name of their resource."""
     smallest: Mapping[str, int] = field(default_factory=dict)
-    """The fewest of them that a machine needs on one host."""
 
     def __add__(self, other: Needs) -> Needs:
         return Needs(
-            self.vms + other.vms,
-            self.cpu + other.cpu,
-            self.memory + other.memory,
-            self.storage + other.storage,
-            self.addresses + other.addresses,
-            self.sizes + other.sizes,
-            Counter(self.devices) + Counter(other.devices),
-            {
+            vms=self.vms + other.vms,
+            cpu=self.cpu + other.cpu,
+            memory=self.memory + other.memory,
+            storage=self.storage + other.storage,
+            addresses=self.addresses + other.addresses,
+            sizes=self.sizes + other.sizes,
+            devices=Counter(self.devices) + Counter(other.devices),
+            smallest={
                 name: min(part[name] for part in (self.smallest, other.smallest) if name in part)
                 for name in self.smallest.keys() | other.smallest.keys()
             },
@@ -101,18 +111,21 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class ClusterEffect:
-    """The effect on one cluster."""
+    """The effect on one cluster.
+
+    :param infrastructure: fields of its HarvesterCluster that change in place
+    :param unknown: why the effect cannot be predicted; empty if it can
+    """
 
     cluster: Key
     pools: tuple[PoolEffect, ...] = ()
     infrastructure: tuple[Field, ...] = ()
-    """Fields of its HarvesterCluster that change in place."""
     needs: Needs = Needs()
     unknown: tuple[str, ...] = ()
 
     @property
     def changes(self) -> bool:
-        """Whether anything happens."""
+        """Whether the change has any effect."""
         return bool(self.pools or self.infrastructure)
 
 
@@ -123,24 +136,26 @@ def effect_of(
     outdated: Mapping[str, int] | None = None,
     obstacles: Callable[[Pool, Pool], tuple[str, ...]] = lambda _before, _after: ("",),
 ) -> ClusterEffect:
-    """Compare a cluster before and after.
+    """Return the effect of a change on a cluster.
 
     :param cluster: namespace and name
     :param before: the desired state of its objects now
     :param after: their desired state after the change
     :param outdated: by pool, the number of machines that a current rollout still has to replace
-    :param obstacles: returns why a change of a pool replaces its machines, nothing if it is made in
-        place
+    :param obstacles: returns why a change of a pool replaces its machines; empty if machines are
+        updated in place
     """
     unknown = tuple(dict.fromkeys((*before.unknown, *after.unknown)))
     if unknown:
         return ClusterEffect(cluster, unknown=unknown)
 
-    effects, needs = [], Needs()
+    effects = []
+    needs = Needs()
     outdated = outdated or {}
     for name in dict.fromkeys((*before.pools, *after.pools)):
-        old, new = before.pools.get(name, Pool(name, 0)), after.pools.get(name, Pool(name, 0))
-        # Another component, such as the autoscaler, decides on the number and does not change it.
+        old = before.pools.get(name, Pool(name, 0))
+        new = after.pools.get(name, Pool(name, 0))
+        # Another component, such as the autoscaler, decides on the number, which therefore stays.
         if name in before.pools and not new.fixed:
             new = replace(new, replicas=old.replicas)
 
@@ -149,7 +164,7 @@ def effect_of(
             effects.append(effect)
             needs += _needs(old, new, effect, after.infrastructure)
 
-    # A new cluster has no fields that change.
+    # In a new cluster, no field changes.
     infrastructure: tuple[Field, ...] = ()
     if before.pools:
         infrastructure = tuple(fields(before.infrastructure, after.infrastructure))
@@ -157,7 +172,7 @@ def effect_of(
 
 
 def fields(before: Any, after: Any, path: str = "") -> Iterator[Field]:
-    """Yield the fields that differ, as deep in the structure as both values agree on it."""
+    """Yield the fields that differ, as deep as both values have the same structure."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in sorted({*before, *after}):
             yield from fields(before.get(name), after.get(name), f"{path}.{name}" if path else name)
@@ -168,13 +183,13 @@ def fields(before: Any, after: Any, path: str = "") -> Iterator[Field]:
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether a value is the same as an absent field; False and 0 are settings."""
+    """Return whether a value means the same as an absent field. False and 0 are settings."""
     return not value and value is not False and value != 0
 
 
 def _list_fields(before: list[Any], after: list[Any], path: str) -> Iterator[Field]:
     """Yield the fields that differ in two lists: by name, else by position, else as a whole."""
-    # An inserted entry must not make all following entries differ.
+    # Compare by name if possible, so that an inserted entry does not make all others differ.
     names = [_name(member) for member in (*before, *after)]
     if all(names):
         old = {_name(member): member for member in before}
@@ -194,7 +209,11 @@ def _pool_effect(
     outdated: int,
     obstacles: Callable[[Pool, Pool], tuple[str, ...]],
 ) -> PoolEffect | None:
-    """Return the effect on the machines of a pool, None if there is none."""
+    """Return the effect on the machines of a pool; None if there is none.
+
+    :param outdated: the number of machines that a current rollout still has to replace
+    :param obstacles: see `effect_of`
+    """
     reasons: tuple[Field, ...] = ()
     if before.inputs and after.inputs:
         reasons = tuple(fields(dict(before.inputs), dict(after.inputs)))
@@ -209,20 +228,20 @@ def _pool_effect(
     if not replaced and not updated and before.replicas == after.replicas:
         return None
 
-    # Providers add a machine first whatever the strategy says, because etcd with one or two members
-    # does not survive the loss of a member.
+    # Providers ignore the strategy for one or two members and add a machine first, because etcd
+    # would not survive the loss of a member.
     surge = after.surge if replaced else 0
     if replaced and after.name == CONTROL_PLANE and after.replicas < 3:
         surge = 1
     return PoolEffect(
-        after.name,
-        before.replicas,
-        after.replicas,
-        replaced,
-        surge,
-        reasons[:_MOST_REASONS],
-        updated,
-        tuple(filter(None, why_replaced)),
+        pool=after.name,
+        before=before.replicas,
+        after=after.replicas,
+        replaced=replaced,
+        surge=surge,
+        reasons=reasons[:_MAX_REASONS],
+        updated=updated,
+        why_replaced=tuple(filter(None, why_replaced)),
     )
 
 
@@ -234,49 +253,48 @@ def _needs(before: Pool, after: Pool, effect: PoolEffect, infrastructure: Obj) -
     :param effect: the effect on its machines
     :param infrastructure: the coming spec of the HarvesterCluster
     """
-    old, new = _size(before), _size(after)
+    old = Size.of_machine(before.machine)
+    new = Size.of_machine(after.machine)
     additional = max(0, effect.after - effect.before) + effect.surge
     total = effect.after + effect.surge
 
-    # First the additional machines exist next to the old ones. In the end all machines have the new
-    # size.
+    # At first, the additional machines exist next to the old ones. In the end, all machines have
+    # the new size. The larger need counts.
     cpu = max(new.cpu * additional, new.cpu * total - old.cpu * effect.before)
     memory = max(new.memory * additional, new.memory * total - old.memory * effect.before)
     storage = max(
         _storage(after) * additional,
         _storage(after) * total - _storage(before) * effect.before,
     )
-    # A machine with its own network configuration takes no address from a pool on Harvester.
-    is_own = bool(after.machine.get("networkConfig")) or 0 in addressed_numbers(after.machine)
-    pooled = bool(infrastructure.get("vmNetworkConfig")) and not is_own
-    addresses = additional if pooled else 0
+    # A machine with its own network configuration takes no address from the cluster's pools.
+    has_own_addresses = bool(after.machine.get("networkConfig")) or (
+        0 in addressed_numbers(after.machine)
+    )
+    uses_pools = bool(infrastructure.get("vmNetworkConfig")) and not has_own_addresses
     devices = _devices(before, after, effect, additional)
     per_machine = devices_of_machine(after.machine)
     return Needs(
-        additional,
-        cpu,
-        memory,
-        storage,
-        addresses,
-        (new,) * additional,
-        devices,
-        {name: per_machine[name] for name in devices},
+        vms=additional,
+        cpu=cpu,
+        memory=memory,
+        storage=storage,
+        addresses=additional if uses_pools else 0,
+        sizes=(new,) * additional,
+        devices=devices,
+        smallest={name: per_machine[name] for name in devices},
     )
 
 
 def _devices(before: Pool, after: Pool, effect: PoolEffect, additional: int) -> dict[str, int]:
     """Return the devices that the machines of a pool need at most, as for CPU and memory."""
-    old, new = devices_of_machine(before.machine), devices_of_machine(after.machine)
+    old = devices_of_machine(before.machine)
+    new = devices_of_machine(after.machine)
     total = effect.after + effect.surge
     needs = {
         name: max(count * additional, count * total - old[name] * effect.before)
         for name, count in new.items()
     }
     return {name: count for name, count in needs.items() if count > 0}
-
-
-def _size(pool: Pool) -> Size:
-    return Size.of_machine(pool.machine)
 
 
 def _storage(pool: Pool) -> Decimal:

@@ -1,4 +1,4 @@
-"""Work out the pools of equal machines that a cluster's objects ask for.
+"""Derive the pools of equal machines from a cluster's objects. No I/O.
 
 A pool is the control plane, or a MachineDeployment of workers.
 """
@@ -6,7 +6,7 @@ A pool is the control plane, or a MachineDeployment of workers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from caphv.api import clusterapi, names, resources
@@ -51,35 +51,45 @@ _IN_PLACE = frozenset(
 class Pool:
     """Equal machines.
 
-    `inputs` decide on the content of a machine. When they change, machines are replaced. `machine`
-    is the spec of their HarvesterMachines. Unless `fixed`, another component such as the cluster
-    autoscaler decides on their number, and `replicas` is the number with which the core begins.
+    :param replicas: their number; if it is not `fixed`, the number with which the core begins
+    :param surge: how many machines a rollout adds for a time
+    :param inputs: what decides on the content of a machine. If it changes, machines are replaced.
+    :param machine: the spec of their HarvesterMachines
+    :param fixed: the number is set; otherwise another component such as the cluster autoscaler
+        decides on it
+    :param updates_in_place: a rollout lets Cluster API update machines in place without adding one
+        first
+    :param in_place_policy: annotation `caphv.io/in-place-updates` of the MachineDeployment; empty
+        without it
     """
 
     name: str
     replicas: int
+    _: KW_ONLY
     surge: int = 1
     inputs: Mapping[str, Any] = field(default_factory=dict)
     machine: Obj = field(default_factory=dict)
     fixed: bool = True
     updates_in_place: bool = False
-    """Whether its rollout lets Cluster API update machines in place without a new one first."""
     in_place_policy: str = ""
-    """Annotation `caphv.io/in-place-updates` of its MachineDeployment; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """The state that a cluster's objects ask for: pools, and the spec of the HarvesterCluster."""
+    """The desired state of a cluster.
+
+    :param pools: its pools by name
+    :param infrastructure: the spec of its HarvesterCluster
+    :param unknown: why parts of the state are unknown; empty if it is complete
+    """
 
     pools: Mapping[str, Pool] = field(default_factory=dict)
     infrastructure: Obj = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
-    """Reasons why parts of the state are not known."""
 
 
 def desired_state(cluster: Key, objects: Objects) -> DesiredState:
-    """Return the state that a cluster's objects ask for; an empty one without a Cluster."""
+    """Return the desired state of a cluster; an empty one if the Cluster does not exist."""
     obj = objects.get(ObjectId(resources.CLUSTER_API_GROUP, "Cluster", *cluster))
     if obj is None:
         return DesiredState()
@@ -92,7 +102,7 @@ def desired_state(cluster: Key, objects: Objects) -> DesiredState:
 
 
 def _state_from_topology(cluster: Obj, objects: Objects) -> DesiredState:
-    """Return the state that a Cluster asks for by its topology and ClusterClass.
+    """Return the desired state of a Cluster with a topology.
 
     Raises `UnsupportedError` for a class that cannot be evaluated here.
     """
@@ -114,7 +124,8 @@ def _state_from_topology(cluster: Obj, objects: Objects) -> DesiredState:
 
 def _topology_control_plane(cluster_class: Class, cluster: Obj) -> Pool:
     """Return the control plane of a topology."""
-    topology, spec = cluster["spec"]["topology"], cluster_class.obj["spec"]["controlPlane"]
+    topology = cluster["spec"]["topology"]
+    spec = cluster_class.obj["spec"]["controlPlane"]
     entry = topology.get("controlPlane") or {}
     overrides = list_at(entry, "variables", "overrides")
     variables = variables_of(cluster_class.obj, cluster, overrides)
@@ -130,20 +141,26 @@ def _topology_control_plane(cluster_class: Class, cluster: Obj) -> Pool:
         "control plane": _drop_fields(template, _IN_PLACE),
     }
 
-    replicas, fixed = _replicas(entry)
-    surge = _surge(template, replicas)
-    return Pool(CONTROL_PLANE, replicas, surge, inputs, machine, fixed)
+    replicas = _replicas(entry)
+    return Pool(
+        CONTROL_PLANE,
+        replicas,
+        surge=_surge(template, replicas),
+        inputs=inputs,
+        machine=machine,
+        fixed=_has_replicas(entry),
+    )
 
 
 def _topology_pool(cluster_class: Class, cluster: Obj, entry: Obj) -> Pool:
-    """Return the pool of workers of an entry in a topology."""
+    """Return the pool of an entry for workers in a topology."""
     name = str(entry.get("class"))
     worker = cluster_class.worker(name)
-    # v1beta1 has the templates one level deeper.
+    # In v1beta1, the templates are one level deeper.
     worker = {**worker, **(worker.get("template") or {})}
     version = cluster["spec"]["topology"].get("version")
 
-    # For templates of workers, the core sets only the built-in variables of their pool.
+    # For templates of workers, the core sets only the built-in variables of their own pool.
     overrides = list_at(entry, "variables", "overrides")
     variables = variables_of(cluster_class.obj, cluster, overrides)
     variables["builtin"].pop("controlPlane")
@@ -166,7 +183,7 @@ def _topology_pool(cluster_class: Class, cluster: Obj, entry: Obj) -> Pool:
     }
 
     # A strategy in the topology replaces the strategy of the class.
-    replicas, fixed = _replicas(entry)
+    replicas = _replicas(entry)
     rollout = entry if entry.get("strategy") or entry.get("rollout") else worker
     annotations = {
         **dict_at(worker, "metadata", "annotations"),
@@ -175,31 +192,35 @@ def _topology_pool(cluster_class: Class, cluster: Obj, entry: Obj) -> Pool:
     return Pool(
         str(entry.get("name")),
         replicas,
-        _surge(rollout, replicas),
-        inputs,
-        machine,
-        fixed,
-        _updates_in_place(rollout, replicas),
-        str(annotations.get(names.IN_PLACE_ANNOTATION) or ""),
+        surge=_surge(rollout, replicas),
+        inputs=inputs,
+        machine=machine,
+        fixed=_has_replicas(entry),
+        updates_in_place=_updates_in_place(rollout, replicas),
+        in_place_policy=str(annotations.get(names.IN_PLACE_ANNOTATION) or ""),
     )
 
 
-def _replicas(entry: Obj) -> tuple[int, bool]:
-    """Return the number of machines in a topology's pool, and whether the number is fixed."""
-    if entry.get("replicas") is not None:
-        return int(entry["replicas"]), True
+def _has_replicas(entry: Obj) -> bool:
+    """Return whether a topology sets the number of machines of a pool."""
+    return entry.get("replicas") is not None
 
-    # The core does not change an omitted number. A new pool begins with the autoscaler's minimum,
-    # else with one machine (the core's webhook of MachineDeployments).
+
+def _replicas(entry: Obj) -> int:
+    """Return the number of machines with which a pool of a topology begins."""
+    if _has_replicas(entry):
+        return int(entry["replicas"])
+
+    # Without a number, a new pool begins with the autoscaler's minimum, else with one machine (the
+    # core's webhook of MachineDeployments).
     minimum = text_at(entry, "metadata", "annotations", names.AUTOSCALER_MIN_SIZE)
-    replicas = int(minimum) if minimum.isdecimal() else 1
-    return replicas, False
+    return int(minimum) if minimum.isdecimal() else 1
 
 
 def _class(cluster: Obj, objects: Objects) -> Class:
-    """Return the ClusterClass of a Cluster with its templates, as far as they could be read.
+    """Return the ClusterClass of a Cluster with those of its templates that could be read.
 
-    Raises `UnsupportedError` without a ClusterClass.
+    Raises `UnsupportedError` if the ClusterClass could not be read.
     """
     ref = next(ref for ref in references(cluster) if ref.kind == "ClusterClass")
     obj = objects.get(ref)
@@ -209,8 +230,9 @@ def _class(cluster: Obj, objects: Objects) -> Class:
 
 
 def _state_from_objects(cluster: Obj, objects: Objects) -> DesiredState:
-    """Return the state that the objects of a Cluster without a topology ask for."""
-    key, spec = key_of(cluster), cluster.get("spec") or {}
+    """Return the desired state of a Cluster without a topology."""
+    key = key_of(cluster)
+    spec = cluster.get("spec") or {}
     pools = {}
     control_plane = _resolve(spec.get("controlPlaneRef"), key.namespace, objects)
     # Rancher's control planes have no machines of their own: they are MachineDeployments.
@@ -232,9 +254,9 @@ def _state_from_objects(cluster: Obj, objects: Objects) -> DesiredState:
 
 
 def _control_plane(obj: Obj, objects: Objects) -> Pool:
-    """Return the machines of a control plane object."""
+    """Return the pool of a control plane object."""
     spec = obj.get("spec") or {}
-    # The place of the reference to the machine template depends on the provider and its version.
+    # The path of the reference to the machine template depends on the provider and its version.
     ref = (
         at(spec, "machineTemplate", "spec", "infrastructureRef")
         or at(spec, "machineTemplate", "infrastructureRef")
@@ -252,16 +274,18 @@ def _control_plane(obj: Obj, objects: Objects) -> Pool:
 
     replicas = int(spec.get("replicas", 1) or 0)
     machine = _machine_of(ref, key_of(obj).namespace, objects)
-    return Pool(CONTROL_PLANE, replicas, _surge(spec, replicas), inputs, machine)
+    surge = _surge(spec, replicas)
+    return Pool(CONTROL_PLANE, replicas, surge=surge, inputs=inputs, machine=machine)
 
 
 def _deployment(obj: Obj, objects: Objects) -> Pool:
-    """Return the machines of a MachineDeployment."""
+    """Return the pool of a MachineDeployment."""
     spec = obj.get("spec") or {}
     template = dict_at(spec, "template", "spec")
-    bootstrap, ref = template.get("bootstrap") or {}, template.get("infrastructureRef") or {}
+    bootstrap = template.get("bootstrap") or {}
+    ref = template.get("infrastructureRef") or {}
 
-    # Templates are immutable, so that another name means another content.
+    # Templates are immutable, so another name means another content.
     inputs = {
         "version": template.get("version"),
         "machine template": ref.get("name"),
@@ -275,9 +299,9 @@ def _deployment(obj: Obj, objects: Objects) -> Pool:
     return Pool(
         name,
         replicas,
-        _surge(spec, replicas),
-        inputs,
-        machine,
+        surge=_surge(spec, replicas),
+        inputs=inputs,
+        machine=machine,
         updates_in_place=_updates_in_place(spec, replicas),
         in_place_policy=annotations_of(obj).get(names.IN_PLACE_ANNOTATION, ""),
     )
@@ -290,11 +314,11 @@ def _machine_of(ref: Obj, namespace: str, objects: Objects) -> Obj:
 
 
 def _resolve(ref: Any, namespace: str, objects: Objects) -> Obj | None:
-    """Return the object that a reference names, None if it is absent."""
+    """Return the object of a reference; None if it is absent."""
     if not isinstance(ref, dict) or not ref.get("name"):
         return None
 
-    # v1beta2 refers to an API group, v1beta1 to a version of it.
+    # References have an API group in v1beta2, and a version of the group in v1beta1.
     group = str(ref.get("apiGroup") or group_of(ref.get("apiVersion")))
     namespace = str(ref.get("namespace") or namespace)
     return objects.get(ObjectId(group, str(ref.get("kind")), namespace, str(ref["name"])))
@@ -309,13 +333,13 @@ def _surge(spec: Obj, replicas: int) -> int:
 
 
 def _updates_in_place(spec: Obj, replicas: int) -> bool:
-    """Return whether a rollout adds no machine, and replaces machines without their deletion."""
+    """Return whether a rollout adds no machine first, and does not wait for manual deletions."""
     return strategy_of(spec).get("type") != "OnDelete" and _surge(spec, replicas) == 0
 
 
 def strategy_of(spec: Obj) -> Obj:
-    """Return the strategy of rollouts of a control plane or MachineDeployment; empty for none."""
-    # v1beta2 has `rollout`; in v1beta1, control planes and MachineDeployments differ.
+    """Return the rollout strategy of a control plane or MachineDeployment; empty without one."""
+    # v1beta2 has `rollout`. In v1beta1, control planes and MachineDeployments have other fields.
     strategy = at(spec, "rollout", "strategy") or spec.get("rolloutStrategy")
     return dict(strategy or spec.get("strategy") or {})
 
@@ -344,7 +368,7 @@ def clusters_of(changed: Mapping[ObjectId, Obj], objects: Objects) -> Iterator[K
 
 
 def _names_cluster(obj: Obj, key: Key) -> bool:
-    """Whether an object names a cluster as its own."""
+    """Return whether an object refers to a cluster as its own."""
     if id_of(obj).namespace != key.namespace:
         return False
     owner = owner_reference(obj, "Cluster", resources.CLUSTER_API_GROUP)

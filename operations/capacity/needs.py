@@ -1,9 +1,9 @@
-"""Compare the needs of a plan with the free capacity of a Harvester: pure."""
+"""Compare the needs of a plan with the free capacity of a Harvester. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from caphv.api.hostresources import HUGEPAGES
@@ -24,15 +24,17 @@ from operations.status.model import AddressPool
 
 DEVICE = "device "
 """Prefix of needs of devices, before the name of their resource."""
+FITTING_VMS = "VMs that fit on a host"
+_HIDDEN_VMS = "the account does not see VMs of other namespaces"
 _FULL_SIZE = "counted without overcommit, which no VM shows"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """The largest need of a resource, surge included, compared with its free amount.
+    """The largest need of a resource during a change, and its free amount.
 
-    `free` is None when it is unknown. `partial` says that others may use some of the resource
-    unseen, so that less may be free.
+    :param free: None if it is unknown
+    :param partial: VMs that cannot be read may use some of the resource, so that less may be free
     """
 
     what: str
@@ -55,13 +57,13 @@ def needs_and_free(
 
     :param needs: the needs of the change
     :param harvester_cluster: the HarvesterCluster, which names the pools and the namespace
-    :param objects: objects of the Harvester, None if it cannot be read
+    :param objects: objects of the Harvester; None if it cannot be read
     """
     return tuple(_needs(needs, harvester_cluster, objects)) if needs.vms else ()
 
 
 def _needs(needs: Needs, harvester_cluster: Obj, objects: CapacityObjects | None) -> Iterator[Need]:
-    # Harvester overcommits its hosts. Existing VMs show which share of its size a VM requests.
+    # Harvester overcommits its hosts. Existing VMs show what share of its size a VM requests.
     capacity = capacity_of(objects) if objects else None
     share = overcommit_of(objects.harvester.instances) if objects else Overcommit()
     requests = share.requests(Size(needs.cpu, needs.memory))
@@ -69,7 +71,9 @@ def _needs(needs: Needs, harvester_cluster: Obj, objects: CapacityObjects | None
     yield from _host_needs(needs, requests, share, objects, capacity)
     yield from _device_needs(needs, objects)
     storage = capacity.storage.free if capacity and capacity.storage else None
-    yield Need("storage", "B", float(needs.storage), storage, "for one replica")
+    yield Need(
+        what="storage", unit="B", needed=float(needs.storage), free=storage, note="for one replica"
+    )
     if needs.addresses:
         pools = capacity.pools if capacity else ()
         yield _addresses_of_pools(needs.addresses, harvester_cluster, pools)
@@ -79,8 +83,9 @@ def _needs(needs: Needs, harvester_cluster: Obj, objects: CapacityObjects | None
     for quota in capacity.quotas if capacity else ():
         if quota.namespace == target and quota.resource in amounts:
             unit = "" if quota.resource.endswith("cpu") else "B"
-            name = f"quota {quota.namespace}/{quota.name} {quota.resource}"
-            yield Need(name, unit, float(amounts[quota.resource]), quota.free)
+            what = f"quota {quota.namespace}/{quota.name} {quota.resource}"
+            needed = float(amounts[quota.resource])
+            yield Need(what=what, unit=unit, needed=needed, free=quota.free)
 
 
 def _host_needs(
@@ -90,7 +95,7 @@ def _host_needs(
     objects: CapacityObjects | None,
     capacity: Capacity | None,
 ) -> Iterator[Need]:
-    """Yield CPU and memory of hosts, which both sides count by requests, as the scheduler does.
+    """Yield CPU and memory of hosts. Needed and free amounts are requests, as for the scheduler.
 
     :param needs: the needs of the change
     :param requests: the requests of the change's VMs
@@ -98,56 +103,71 @@ def _host_needs(
     :param objects: objects of the Harvester
     :param capacity: the free capacity of the Harvester
     """
+    cpu = Need(what="CPU", unit="", needed=float(requests.cpu), free=None)
+    memory = Need(what="memory", unit="B", needed=float(requests.memory), free=None)
     if objects is None or capacity is None or not capacity.total.hosts:
-        yield Need("CPU", "", float(requests.cpu), None)
-        yield Need("memory", "B", float(requests.memory), None)
+        yield cpu
+        yield memory
         return
 
     partial = not capacity.all_vms
 
     def join_notes(*, overcommit_known: bool) -> str:
-        notes = ["the account does not see VMs of other namespaces"] if partial else []
+        notes = []
+        if partial:
+            notes.append(_HIDDEN_VMS)
         if not overcommit_known:
             notes.append(_FULL_SIZE)
         return "; ".join(notes)
 
-    cpu, memory = capacity.total.cpu_free, capacity.total.memory_free
-    cpu_note = join_notes(overcommit_known=share.cpu is not None)
-    memory_note = join_notes(overcommit_known=share.memory is not None)
-    yield Need("CPU", "", float(requests.cpu), cpu, cpu_note, partial)
-    yield Need("memory", "B", float(requests.memory), memory, memory_note, partial)
+    note = join_notes(overcommit_known=share.cpu is not None)
+    yield replace(cpu, free=capacity.total.cpu_free, note=note, partial=partial)
+    note = join_notes(overcommit_known=share.memory is not None)
+    yield replace(memory, free=capacity.total.memory_free, note=note, partial=partial)
 
-    # The sum may fit although no host has room for one VM.
+    # The sum may fit although no host has room for a single VM.
     sizes = [share.requests(size) for size in needs.sizes]
     homeless = count_homeless(hosts_of(objects.harvester), sizes)
     if homeless:
-        fitting = needs.vms - homeless
-        vm_note = join_notes(overcommit_known=share.is_known)
-        yield Need("VMs that fit on a host", "", needs.vms, fitting, vm_note, partial)
+        yield Need(
+            what=FITTING_VMS,
+            unit="",
+            needed=needs.vms,
+            free=needs.vms - homeless,
+            note=join_notes(overcommit_known=share.is_known),
+            partial=partial,
+        )
 
 
 def _device_needs(needs: Needs, objects: CapacityObjects | None) -> Iterator[Need]:
-    """Yield the devices of hosts, each by the name of its resource."""
+    """Yield the needs of devices and huge pages, by the names of their resources."""
     free = free_devices(objects.harvester) if objects and objects.harvester.hosts else None
     partial = free is not None and objects is not None and not objects.all_vms
-    note = "the account does not see VMs of other namespaces" if partial else ""
+    note = _HIDDEN_VMS if partial else ""
     for name, count in sorted(needs.devices.items()):
         unit = "B" if name.startswith(HUGEPAGES) else ""
         amount = None
         if free is not None:
-            # A machine takes all its devices from one host, so that the remainders are of no use.
+            # A machine takes all its devices from one host, so remainders cannot be used.
             size = needs.smallest.get(name) or 1
             amount = float(sum(room[name] - room[name] % size for room in free.values()))
-        yield Need(f"{DEVICE}{name}", unit, count, amount, note, partial)
+        yield Need(
+            what=f"{DEVICE}{name}",
+            unit=unit,
+            needed=count,
+            free=amount,
+            note=note,
+            partial=partial,
+        )
 
 
 def _quota_amounts(needs: Needs, requests: Size) -> dict[str, Decimal]:
-    """Return the amounts that VMs take from a quota, by the name of its limit."""
+    """Return the amounts that VMs take from a quota, by the name of the limit."""
     # Harvester counts huge pages as memory of the VM.
     pages = Decimal(
         sum(count for name, count in needs.devices.items() if name.startswith(HUGEPAGES))
     )
-    # The Pod that runs a VM takes a little more than its VM.
+    # The Pod of a VM takes slightly more than these amounts.
     return {
         "limits.cpu": needs.cpu,
         "limits.memory": needs.memory + pages,
@@ -160,7 +180,7 @@ def _quota_amounts(needs: Needs, requests: Size) -> dict[str, Decimal]:
 
 
 def _addresses_of_pools(needed: int, harvester_cluster: Obj, pools: Iterable[AddressPool]) -> Need:
-    """Return the need for addresses from the pools of a cluster."""
+    """Return the need of addresses from the IPPools of a cluster."""
     network = dict_at(harvester_cluster, "spec", "vmNetworkConfig")
     names = list(referenced_pools(network))
     # The provider creates this pool, and derives its name from the HarvesterCluster.
@@ -168,4 +188,5 @@ def _addresses_of_pools(needed: int, harvester_cluster: Obj, pools: Iterable[Add
         names.append(generated_names(harvester_cluster, "vm-ippool")[0])
     visible = [pool for pool in pools if pool.name in names]
     free = sum(pool.free or 0 for pool in visible) if visible else None
-    return Need("addresses", "", needed, free, f"IPPool {', '.join(names)}" if names else "")
+    note = f"IPPool {', '.join(names)}" if names else ""
+    return Need(what="addresses", unit="", needed=needed, free=free, note=note)

@@ -1,7 +1,7 @@
-"""Check whether a Harvester has the objects that a new cluster names, and room for it: pure.
+"""Check whether a Harvester has the objects and the room that a new cluster needs. No I/O.
 
-Findings are about fields of a ClusterDefinition, so that a command can name the flag or the line
-that sets them.
+Findings refer to fields of a ClusterDefinition, so that a command can name the flag or the line
+that sets the field.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from caphv.validation.finding import Fault, FieldPath, Finding
 from operations.capacity.hosts import overcommit_of
 from operations.capacity.machinechanges import Needs, effect_of
 from operations.capacity.machinepools import DesiredState, Pool
-from operations.capacity.needs import DEVICE, Need, needs_and_free
+from operations.capacity.needs import DEVICE, FITTING_VMS, Need, needs_and_free
 from operations.capacity.requirements import (
     Requirements,
     Value,
@@ -39,15 +39,16 @@ _MACHINES: FieldPath = ("spec", "machines")
 _ADDRESSES: FieldPath = ("spec", "addresses")
 _POOLS: FieldPath = (*_ADDRESSES, "ipPoolRefs")
 _LOAD_BALANCER: FieldPath = ("spec", "loadBalancer")
-_FITTING = "VMs that fit on a host"
 _DEFAULT_STORAGE_CLASS = "longhorn"
 
 
 @dataclass(frozen=True, slots=True)
 class NewCluster:
-    """A cluster that is to be created: its definition as it is written, and its machines by pool.
+    """A cluster to be created.
 
-    Without `pools` only names are checked, because the definition is not valid or complete yet.
+    :param definition: the ClusterDefinition, which may be invalid
+    :param pools: the pools of its machines. Without them only names are checked, because the
+        definition is not valid or complete yet.
     """
 
     definition: Mapping[str, Any]
@@ -66,7 +67,7 @@ class NewCluster:
 
     @property
     def target_namespace(self) -> str:
-        """Namespace for its VMs."""
+        """The namespace of its VMs."""
         return str(self.spec.get("targetNamespace") or "default")
 
     @property
@@ -76,17 +77,17 @@ class NewCluster:
 
     @property
     def pool_names(self) -> list[str]:
-        """IPPools for its machines, by bare name, because IPPools have no namespace."""
+        """The names of the IPPools of its machines. IPPools have no namespace."""
         return [bare(value.text) for value in self.requirements.pools]
 
     @property
     def balancer_pool(self) -> str:
-        """IPPool for the address of its control plane, empty with DHCP."""
+        """The IPPool of its control plane's address; empty with DHCP."""
         return bare(str(mapping(self.spec.get("loadBalancer")).get("ipPoolRef") or ""))
 
     @property
     def requirements(self) -> Requirements:
-        """The objects on Harvester that the definition names."""
+        """The objects on Harvester that the definition refers to."""
         machines = mapping(self.spec.get("machines"))
         addresses = mapping(self.spec.get("addresses"))
         balancer = mapping(self.spec.get("loadBalancer"))
@@ -122,18 +123,18 @@ def _full_version(spec: Mapping[str, Any]) -> str:
 
 
 def findings(cluster: NewCluster, harvester: Surroundings) -> list[Finding]:
-    """Return findings about absent objects and too little room on Harvester.
+    """Return findings about absent objects and insufficient room on Harvester.
 
-    Findings are errors, or advice where the cluster can be created nevertheless.
+    Findings are errors, or advice if the cluster can be created anyway.
     """
     absent = [*shortcomings(cluster.requirements, harvester), *_check_charts(cluster, harvester)]
-    if not cluster.pools or exists(cluster.key, harvester):
+    if not cluster.pools or _has_vms(cluster.key, harvester):
         return absent
     return [*absent, *_check_addresses(cluster, harvester), *_check_room(cluster, harvester)]
 
 
-def exists(cluster: Key, harvester: Surroundings) -> bool:
-    """Whether VMs of the cluster exist, so that it already has what it needs."""
+def _has_vms(cluster: Key, harvester: Surroundings) -> bool:
+    """Return whether VMs of the cluster exist, so that it already has what it needs."""
     record = f"HarvesterMachine/{cluster.namespace}/{cluster.name}-"
     return any(
         annotations_of(vm).get(names.OWNER_ANNOTATION, "").startswith(record)
@@ -142,30 +143,33 @@ def exists(cluster: Key, harvester: Surroundings) -> bool:
 
 
 def _check_charts(cluster: NewCluster, harvester: Surroundings) -> Iterator[Finding]:
-    """Check whether cloud provider and CSI driver of the cluster fit Harvester."""
-    table, version = compatibility(), str(cluster.spec.get("kubernetesVersion") or "")
+    """Check whether cloud provider and CSI driver of the cluster are compatible with Harvester."""
+    table = compatibility()
+    limits = harvester.chart_limits
     addons = mapping(cluster.spec.get("addons"))
     distribution = cluster.spec.get("distribution", "rke2")
     if addons.get("cloudProviderName") == "harvester" and distribution == "rke2":
-        path, charts = ("spec", "kubernetesVersion"), table.rke2_charts(version)
+        version = str(cluster.spec.get("kubernetesVersion") or "")
+        charts = table.rke2_charts(version)
         remedy = "upgrade Harvester, or use an older release of RKE2, which installs these charts"
-    elif exists(cluster.key, harvester):
-        return  # a lockfile pins its charts
-    else:
-        path, charts = ("spec", "addons"), _bundle_charts(table.charts, addons)
-        remedy = "upgrade Harvester, or set the versions of the charts (ccm.version, csi.version)"
+        for problem in table.problems(charts, limits.harvester, limits.accepted):
+            path = ("spec", "kubernetesVersion")
+            yield Finding(path, Fault.UNSUPPORTED, f"{problem}: {remedy}", value=version)
+        return
 
-    limits = harvester.chart_limits
+    if _has_vms(cluster.key, harvester):
+        return  # a lockfile pins its charts
+    charts = _bundle_charts(table.charts, addons)
+    remedy = "upgrade Harvester, or set the versions of the charts (ccm.version, csi.version)"
     for problem in table.problems(charts, limits.harvester, limits.accepted):
-        value = version if path[-1] == "kubernetesVersion" else None
-        yield Finding(path, Fault.UNSUPPORTED, f"{problem}: {remedy}", value=value)
+        yield Finding(("spec", "addons"), Fault.UNSUPPORTED, f"{problem}: {remedy}")
 
 
 def _bundle_charts(newest: Mapping[str, str], addons: Mapping[str, Any]) -> dict[str, str]:
     """Return the charts of cloud provider and CSI driver that bundles install, by name.
 
-    :param newest: versions of the newest bundles
-    :param addons: settings of the cluster, which may name versions of their own
+    :param newest: the chart versions of the newest bundles
+    :param addons: settings of the cluster, which may set other versions
     """
     charts = {}
     for name, chart in CHARTS.items():
@@ -177,7 +181,8 @@ def _bundle_charts(newest: Mapping[str, str], addons: Mapping[str, Any]) -> dict
 
 def _check_addresses(cluster: NewCluster, harvester: Surroundings) -> Iterator[Finding]:
     """Check whether pools have an address for each machine, and one for the control plane."""
-    existing, pools = harvester.pools, list(dict.fromkeys(cluster.pool_names))
+    existing = harvester.pools
+    pools = list(dict.fromkeys(cluster.pool_names))
     balancer = cluster.balancer_pool
     if existing is None or not existing.keys() >= {*pools, *filter(None, [balancer])}:
         return
@@ -204,8 +209,8 @@ def _check_addresses(cluster: NewCluster, harvester: Surroundings) -> Iterator[F
 
 
 def _check_room(cluster: NewCluster, harvester: Surroundings) -> Iterator[Finding]:
-    """Check whether quotas allow the machines, and hosts and disks have room for them."""
-    # Harvester overcommits its hosts. Only existing VMs show which share of its size a VM requests.
+    """Check whether quotas allow the machines, and whether hosts and disks have room for them."""
+    # Harvester overcommits its hosts. Only existing VMs show what share of its size a VM requests.
     overcommit_known = overcommit_of(harvester.capacity.harvester.instances).is_known
 
     for need in _needs(cluster, harvester):
@@ -223,7 +228,7 @@ def _check_room(cluster: NewCluster, harvester: Surroundings) -> Iterator[Findin
             )
             target = cluster.target_namespace
             yield Finding(("spec", "targetNamespace"), Fault.INVALID, detail, value=target)
-        elif need.what == _FITTING and overcommit_known:
+        elif need.what == FITTING_VMS and overcommit_known:
             detail = (
                 f"hosts have room for {need.free:.0f} of {need.needed:.0f} VMs: use fewer or "
                 "smaller machines, or add hosts"
@@ -239,7 +244,7 @@ def _check_room(cluster: NewCluster, harvester: Surroundings) -> Iterator[Findin
 def _report_devices(
     cluster: NewCluster, harvester: Surroundings, need: Need, numbers: str
 ) -> Iterator[Finding]:
-    """Warn of devices of which hosts have too few; another finding reports unknown ones."""
+    """Warn of devices of which hosts have too few. Another check reports unknown devices."""
     name = need.what.removeprefix(DEVICE)
     if name not in (harvester.devices or ()):
         return
@@ -251,7 +256,7 @@ def _report_devices(
 
 
 def _needs(cluster: NewCluster, harvester: Surroundings) -> Sequence[Need]:
-    """Return the needs that the plan of a new cluster compares, without addresses."""
+    """Return the needs of a new cluster without addresses, as its plan computes them."""
     after = DesiredState(
         {pool.name: pool for pool in cluster.pools if pool.replicas},
         {"targetNamespace": cluster.target_namespace},

@@ -1,4 +1,4 @@
-"""Read all possible holders of addresses, and write the repairs that `addresspools` decides."""
+"""Read IPPools and all possible holders of their addresses, and repair the pools."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from operations.read.management import list_all
 from operations.read.objects import Unseen
 from operations.read.owners import OwnerObjects, exists, read_balancers
 
-# Harvester writes a pool whenever it assigns an address, so that conflicts are likely.
-_ATTEMPTS = 5
+# Harvester writes a pool whenever it assigns an address, so conflicts are likely.
+_MAX_ATTEMPTS = 5
 
 
 @dataclass(slots=True)
 class PoolObjects:
-    """Pools of one Harvester and their possible owners."""
+    """IPPools of one Harvester, and the possible owners of their addresses.
+
+    :param unseen: what could not be read
+    :param vm_namespaces: namespaces whose VMs were read; None for all
+    """
 
     harvester: str
     pools: list[Obj] = field(default_factory=list)
     owners: Owners = field(default_factory=lambda: Owners(""))
     unseen: list[Unseen] = field(default_factory=list)
     vm_namespaces: frozenset[str] | None = None
-    """Namespaces whose VMs were read, None for all."""
 
     def reports(self) -> tuple[PoolReport, ...]:
         """Return the report on each pool."""
@@ -37,9 +40,9 @@ class PoolObjects:
 
 
 async def read_pools(harvester: HarvesterClient, owners: OwnerObjects) -> PoolObjects:
-    """Read pools and what may hold their addresses on one Harvester.
+    """Read the IPPools of one Harvester, and what may hold their addresses.
 
-    Raises `ApiError`, `Unreachable` when the pools cannot be read.
+    Raises `ApiError`, `Unreachable` if the pools cannot be read.
 
     :param harvester: the Harvester
     :param owners: owners of addresses on the management cluster
@@ -50,8 +53,10 @@ async def read_pools(harvester: HarvesterClient, owners: OwnerObjects) -> PoolOb
     )
 
     holders = objects.owners
-    holders.management_cluster, holders.machines = owners.management_cluster, owners.machines
-    holders.namespaces, holders.balancers = owners.namespaces, owners.balancers
+    holders.management_cluster = owners.management_cluster
+    holders.machines = owners.machines
+    holders.namespaces = owners.namespaces
+    holders.balancers = owners.balancers
 
     kinds = (
         (resources.VIRTUAL_MACHINES, holders.vms, ""),
@@ -75,18 +80,19 @@ async def read_pools(harvester: HarvesterClient, owners: OwnerObjects) -> PoolOb
 async def apply_repair(
     management: ApiClient, harvester: HarvesterClient, name: str, owners: OwnerObjects
 ) -> PoolReport | None:
-    """Release the leaked entries of a pool; return the report before, None if nothing was wrong.
+    """Release the leaked entries of a pool, and correct its counts.
 
-    Raises `Conflict` when others keep writing the pool, `ApiError`, `Unreachable`.
+    Return the report from before the repair; None if there was nothing to repair. Raises `Conflict`
+    if the pool keeps being modified, `ApiError`, `Unreachable`.
 
     :param management: client of the management cluster
     :param harvester: the Harvester
-    :param name: of the IPPool
+    :param name: name of the IPPool
     :param owners: owners of addresses on the management cluster
     """
-    # Everything is read again right before the write, so that a machine of the same name that was
-    # created meanwhile keeps its address.
-    for _ in range(_ATTEMPTS):
+    # Read everything right before the write, so that a machine of the same name that was created
+    # meanwhile keeps its address.
+    for _ in range(_MAX_ATTEMPTS):
         objects = await read_pools(harvester, owners)
         pools = {str(pool["metadata"]["name"]): pool for pool in objects.pools}
         reports = {report.name: report for report in objects.reports()}
@@ -117,11 +123,11 @@ async def _write(harvester: HarvesterClient, name: str, patch: Obj) -> None:
 async def _check_owners(
     management: ApiClient, report: PoolReport, namespaces: frozenset[str] | None
 ) -> None:
-    """Raise `Conflict` if the owner of an address that leaked was created since it was listed."""
+    """Raise `Conflict` if the owner of a leaked address was created after owners were listed."""
     if not report.leaked:
         return
 
-    # A load balancer may not exist yet: its name is derived from its HarvesterCluster.
+    # An address may be reserved for a load balancer that does not exist yet.
     balancers = await read_balancers(management, namespaces)
     for entry in report.leaked:
         namespace, _, name = entry.id.partition("/")

@@ -1,4 +1,4 @@
-"""Check before a change whether controllers will act on it, and whether it has room: pure."""
+"""Check before a change whether controllers will act on it, and whether there is room. No I/O."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from operations.status.details import pools_of
 from operations.status.model import Cluster, Severity
 from operations.status.parts import Parts, resume_commands
 
-# Tools that apply objects from Git, by an annotation or label that each leaves.
+# Tools that apply objects from Git, by the annotation or label that each sets.
 _GITOPS = {
     "objectset.rio.cattle.io/id": "Fleet",
     "kustomize.toolkit.fluxcd.io/name": "Flux",
@@ -57,20 +57,21 @@ _GITOPS = {
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Machines that exist in addition while a change is under way.
+    """Additional machines that exist during a change.
 
-    :param size: requests of each of them
-    :param devices: the devices of each machine that exists in addition at the same time, by
-        resource; several lists for pools that change one after the other
+    :param machines: their number
+    :param size: the requests of each of them
+    :param devices: the devices of each additional machine, by resource. There is one list for each
+        pool, because pools change one after the other.
     """
 
     machines: int
     size: Size
-    devices: Sequence[Sequence[Mapping[str, int]]] = ()
+    devices: Sequence[Sequence[Mapping[str, int]]]
 
 
 def check_controllers(parts: Parts) -> Iterator[Check]:
-    """Check whether controllers act on the cluster, and whether a change lasts."""
+    """Check whether controllers act on the cluster, and whether GitOps would revert a change."""
     subject = f"Cluster {parts.key}"
     if being_deleted(parts.cluster):
         message = "the cluster is being deleted"
@@ -90,7 +91,7 @@ def check_controllers(parts: Parts) -> Iterator[Check]:
 
 
 def check_health(cluster: Cluster) -> Iterator[Check]:
-    """Report problems of the cluster, which would stop a rollout or become worse by it."""
+    """Yield problems of the cluster, which could block a rollout or become worse by it."""
     subject = f"Cluster {cluster.key}"
     problems = [problem for problem in cluster.problems if problem.severity.wrong]
     for problem in problems:
@@ -119,11 +120,11 @@ def check_room(parts: Parts, harvester: HarvesterObjects | None, demand: Demand)
 
 
 def check_charts(parts: Parts, wanted: str, limits: ChartLimits | None) -> Iterator[Check]:
-    """Check whether Harvester serves the charts that another version of RKE2 installs.
+    """Check whether Harvester accepts the charts that another version of RKE2 installs.
 
     :param parts: the objects of the cluster
     :param wanted: the version of Kubernetes
-    :param limits: what its Harvester says; None if it cannot be read
+    :param limits: the charts that its Harvester accepts; None if it cannot be read
     """
     charts = compatibility().rke2_charts(wanted)
     if not installs_cloud_provider(parts.control_plane or {}) or not charts:
@@ -143,7 +144,7 @@ def check_charts(parts: Parts, wanted: str, limits: ChartLimits | None) -> Itera
 
 
 def check_objects(parts: Parts, harvester: HarvesterObjects | None, wanted: str) -> Iterator[Check]:
-    """Check whether Harvester has what the VMs of new machines name.
+    """Check whether Harvester has the objects to which the VMs of new machines refer.
 
     :param parts: the objects of the cluster
     :param harvester: its Harvester with images, key pairs and networks; None if it cannot be read
@@ -155,9 +156,10 @@ def check_objects(parts: Parts, harvester: HarvesterObjects | None, wanted: str)
         return
 
     spec = dict_at(parts.harvester_cluster, "spec")
-    target, imported = str(spec.get("targetNamespace") or ""), imports_of(spec)
+    target = str(spec.get("targetNamespace") or "")
+    imported = imports_of(spec)
     surroundings = Surroundings(CapacityObjects(harvester))
-    # Many machines name the same image.
+    # A dict removes duplicates, because many machines refer to the same image.
     absent: dict[tuple[str, str], None] = {}
     for machine in parts.harvester_machines.values():
         required = machine_requirements(
@@ -212,7 +214,7 @@ def _check_hosts(subject: str, harvester: HarvesterObjects, demand: Demand) -> C
     if not demand.size:
         return skipped("capacity", subject, "the size of machines is not known")
 
-    # All additional machines exist at the same time, so that each takes room from the next one.
+    # All additional machines exist at the same time, so each takes room from the next.
     number = f"{counted(demand.machines, 'more VM')} of {demand.size}"
     homeless = count_homeless(hosts, [demand.size] * demand.machines)
     if homeless:
@@ -227,7 +229,7 @@ def _check_hosts(subject: str, harvester: HarvesterObjects, demand: Demand) -> C
 
 
 def _check_devices(subject: str, harvester: HarvesterObjects, demand: Demand) -> Iterator[Check]:
-    """Warn of devices of which too few are free, because machines with them would wait."""
+    """Warn of devices of which too few are free: machines with them would wait."""
     if not harvester.hosts:
         return
     free = free_devices(harvester)
@@ -235,7 +237,7 @@ def _check_devices(subject: str, harvester: HarvesterObjects, demand: Demand) ->
     checks: dict[str, Check] = {}
     for machines in demand.devices:
         for name, check in _check_pool_devices(subject, machines, free, total):
-            # Keep the worst of several pools.
+            # Keep the worst result of several pools.
             if check.result is Result.WARNING or name not in checks:
                 checks[name] = check
     yield from (checks[name] for name in sorted(checks))
@@ -252,7 +254,7 @@ def _check_pool_devices(
     :param free: free devices by host and resource
     :param total: their sum over all hosts
     """
-    waits = count_without_devices(free, machines) > 0
+    must_wait = count_without_devices(free, machines) > 0
     for name in sorted({name for devices in machines for name in devices}):
         counts = [devices[name] for devices in machines if devices.get(name)]
         needed = sum(counts)
@@ -260,9 +262,9 @@ def _check_pool_devices(
             f"free devices {name}: {_amount(name, total[name])}; "
             f"{counted(len(counts), 'more machine')} with them: {_amount(name, needed)} needed"
         )
-        if waits and total[name] >= needed:
+        if must_wait and total[name] >= needed:
             message += ", and each machine needs all its devices on one host"
-        if waits:
+        if must_wait:
             remedy = (
                 "Further machines with such devices would wait. Enable more on Harvester, stop a "
                 "VM that uses them, or for a rollout set maxSurge: 0 in its MachineDeployment"
@@ -278,21 +280,22 @@ def _amount(name: str, count: int) -> str:
 
 
 def devices_of_machines(machines: Iterable[Obj], number: int) -> list[Counter[str]]:
-    """Return the devices of so many further machines of a pool; none if it needs none.
+    """Return the devices of each additional machine of a pool; empty if machines have none.
 
     :param machines: HarvesterMachines of the pool, or templates of them
+    :param number: the number of additional machines
     """
-    most: Counter[str] = Counter()
+    largest: Counter[str] = Counter()
     for machine in machines:
         spec = at(machine, "spec", "template", "spec") or machine.get("spec") or {}
-        most |= devices_of_machine(spec)
-    return [most] * number if most else []
+        largest |= devices_of_machine(spec)
+    return [largest] * number if largest else []
 
 
 def surge_of(replicas: int, value: object) -> int:
-    """Return how many machines a rolling update may add.
+    """Return the number of machines that a rolling update may add.
 
-    `value` is a number, or a percentage of `replicas`, which is rounded up. The default is 1.
+    :param value: a number, or a percentage of `replicas`, which is rounded up; 1 for other values
     """
     if isinstance(value, str) and value.endswith("%") and value[:-1].isdigit():
         return math.ceil(replicas * int(value[:-1]) / 100)
@@ -312,8 +315,8 @@ def size_of(parts: Parts, machines: Iterable[Obj], harvester: HarvesterObjects |
     instances = by_key(harvester.instances) if harvester else {}
     share = overcommit_of(instances.values())
 
-    # Harvester overcommits its hosts, so that a VM requests less than its guest sees. Without an
-    # instance, the size in the spec counts, reduced by the same shares as other VMs.
+    # Harvester overcommits its hosts, so a VM requests less than its guest has. Without an
+    # instance, the size in the spec counts, multiplied by the shares that other VMs show.
     sizes = []
     for machine in machines:
         instance = instances.get(Key(target, key_of(machine).name))

@@ -1,4 +1,4 @@
-"""Read the free capacity of a Harvester, and the objects that clusters may name there."""
+"""Read the free capacity of a Harvester, and the objects to which clusters may refer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OVER_PROVISIONING = "storage-over-provisioning-percentage"
 
 
 class NotAHarvesterError(Exception):
-    """An API server that does not serve Harvester's kinds."""
+    """The API server does not serve Harvester's kinds."""
 
 
 async def read_capacity(
@@ -32,7 +32,7 @@ async def read_capacity(
 ) -> CapacityObjects:
     """Read one Harvester, with the quotas of some namespaces.
 
-    `harvester.unseen` of the answer names what the account may not see. Raises `ApiError`,
+    `harvester.unseen` of the result lists what the account may not read. Raises `ApiError`,
     `Unreachable` if the Harvester does not answer.
 
     :param client: client of the Harvester
@@ -52,9 +52,9 @@ async def read_capacity(
 
 
 async def read_by_accounts(harvester: HarvesterClient) -> CapacityObjects:
-    """Read one Harvester by all accounts that lead to it, because each may see something else.
+    """Read one Harvester with all accounts for it, because each may read other objects.
 
-    Raises the last error if no account is answered.
+    Raises the last error if the requests of all accounts failed.
     """
     whole: CapacityObjects | None = None
     hidden: list[Unseen] = []
@@ -77,18 +77,18 @@ async def read_by_accounts(harvester: HarvesterClient) -> CapacityObjects:
 
 
 def _join(first: CapacityObjects, second: CapacityObjects) -> CapacityObjects:
-    """Return the objects of one Harvester that either of two accounts sees."""
+    """Return the objects of one Harvester that at least one of two accounts can read."""
     harvester = join(first.harvester, second.harvester)
     all_vms = first.all_vms or second.all_vms
     if all_vms:
         harvester.unseen = [item for item in harvester.unseen if item.what != OTHER_VMS]
-    # Only one of them may read the setting of Longhorn together with its disks.
+    # Take disks and setting of Longhorn from the same account.
     storage = first if first.disks else second
     return CapacityObjects(
-        harvester,
-        [*first.quotas, *second.quotas],
-        storage.disks,
-        storage.over_provisioning,
+        harvester=harvester,
+        quotas=[*first.quotas, *second.quotas],
+        disks=storage.disks,
+        over_provisioning=storage.over_provisioning,
         all_vms=all_vms,
     )
 
@@ -96,7 +96,7 @@ def _join(first: CapacityObjects, second: CapacityObjects) -> CapacityObjects:
 async def read_surroundings(client: ApiClient, namespaces: Iterable[str]) -> Surroundings:
     """Read the objects that a new cluster may use.
 
-    Raises `ApiError`, `Unreachable`, and `NotAHarvesterError` for another server.
+    Raises `ApiError`, `Unreachable`; `NotAHarvesterError` if the server is no Harvester.
     """
     capacity, existing_namespaces, classes, limits = await asyncio.gather(
         read_capacity(client, namespaces, surroundings=True),
@@ -104,7 +104,7 @@ async def read_surroundings(client: ApiClient, namespaces: Iterable[str]) -> Sur
         _read_names(client, STORAGE_CLASSES),
         read_chart_limits(client),
     )
-    # Any API server answers these requests, even if only to say that the kinds do not exist.
+    # Any API server answers these requests, at least with an error that the kinds do not exist.
     if str(resources.IMAGES) in capacity.harvester.unserved:
         msg = f"{client.server} is not a Harvester: it does not serve {resources.IMAGES}"
         raise NotAHarvesterError(msg)
@@ -112,7 +112,7 @@ async def read_surroundings(client: ApiClient, namespaces: Iterable[str]) -> Sur
 
 
 async def _read_names(client: ApiClient, resource: Resource) -> list[str] | None:
-    """Return the names of all objects of a kind; None where they may not be listed."""
+    """Return the names of all objects of a kind; None if they cannot be listed."""
     try:
         return sorted(str(obj["metadata"]["name"]) for obj in await list_all(client, resource))
     except ApiError:
@@ -120,12 +120,12 @@ async def _read_names(client: ApiClient, resource: Resource) -> list[str] | None
 
 
 async def _read_instances(client: ApiClient, objects: CapacityObjects) -> None:
-    """Replace the instances of some namespaces by those of all namespaces, if the account may."""
+    """Read the instances of all namespaces instead of some, if the account may list them."""
     try:
         objects.harvester.instances = await list_all(client, resources.VIRTUAL_MACHINE_INSTANCES)
         objects.all_vms = True
     except RequestError as error:
-        # Harvester's annotations of hosts count the VMs of others, too.
+        # Harvester's annotations of hosts also count the VMs of other namespaces.
         if not all(host.all_pods for host in hosts_of(objects.harvester)):
             objects.harvester.unseen.append(unseen(OTHER_VMS, error))
 
@@ -138,7 +138,7 @@ async def _read_quotas(client: ApiClient, objects: CapacityObjects, namespace: s
 
 
 async def _read_storage(client: ApiClient, objects: CapacityObjects) -> None:
-    """Read Longhorn's disks, and by how many percent Longhorn overcommits them."""
+    """Read Longhorn's disks, and the percentage of a disk that Longhorn schedules."""
     try:
         objects.disks = await list_all(client, resources.LONGHORN_NODES, _LONGHORN)
         setting: Obj = await client.get(resources.LONGHORN_SETTINGS, _OVER_PROVISIONING, _LONGHORN)

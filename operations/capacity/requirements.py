@@ -1,13 +1,13 @@
-"""Check whether a Harvester has the objects that clusters and machines name: pure.
+"""Check whether a Harvester has the objects to which clusters and machines refer. No I/O.
 
-`generate`, `plan` and `doctor` turn their own objects into `Requirements`. The findings are about
-the fields that hold the names.
+`generate`, `plan` and `doctor` turn their own objects into `Requirements`. Findings refer to the
+fields with the names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from caphv.api import interfaces, ippool
@@ -18,11 +18,17 @@ from caphv.validation.finding import Fault, FieldPath, Finding, did_you_mean
 from operations.capacity.surroundings import Surroundings
 from operations.read.objects import condition_of
 
-IMAGES, KEY_PAIRS, NETWORKS, STORAGE_CLASS = "images", "key-pairs", "networks", "storage-class"
-POOLS, SUBNET, NAMESPACE, DEVICES = "pools", "pool-subnet", "namespace", "devices"
-"""Rules of findings, which are the names of the doctor's checks, too."""
+# Rules of findings. The doctor's checks have the same names.
+IMAGES = "images"
+KEY_PAIRS = "key-pairs"
+NETWORKS = "networks"
+STORAGE_CLASS = "storage-class"
+POOLS = "pools"
+SUBNET = "pool-subnet"
+NAMESPACE = "namespace"
+DEVICES = "devices"
 
-_SHOWN = 3
+_MAX_LISTED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +41,22 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """The objects on a Harvester that other objects name.
+    """The objects on a Harvester to which other objects refer.
 
-    A name without a namespace is a name in the target namespace. `pools` give addresses to
-    machines. These are on `networks`, or on `networks_of_machines` where other objects name the
-    networks. `balancer_pools` give addresses to load balancers. `imported` are the qualified names
-    of images that the provider imports if Harvester lacks them.
+    A name without a namespace refers to the target namespace.
+
+    :param namespace: the target namespace, if it must exist
+    :param imported: qualified names of images that the provider imports if Harvester lacks them
+    :param networks: the networks of the machines
+    :param networks_of_machines: the same, if other objects have the names
+    :param devices: resource names of devices and huge pages
+    :param pools: IPPools with the addresses of machines
+    :param balancer_pools: IPPools with the addresses of load balancers
+    :param interface_pools: IPPools with the addresses of single interfaces, each with its network
     """
 
     target_namespace: str
+    _: KW_ONLY
     namespace: Value | None = None
     images: Sequence[Value] = ()
     imported: Collection[str] = ()
@@ -51,18 +64,16 @@ class Requirements:
     networks: Sequence[Value] = ()
     storage_classes: Sequence[Value] = ()
     devices: Sequence[Value] = ()
-    """Resource names of devices."""
     pools: Sequence[Value] = ()
     balancer_pools: Sequence[Value] = ()
     interface_pools: Sequence[tuple[Value, str]] = ()
-    """IPPools that give addresses to single interfaces, with the networks of these."""
     gateway: Value | None = None
     subnet_mask: Value | None = None
     networks_of_machines: Sequence[str] = ()
 
 
 def shortcomings(required: Requirements, harvester: Surroundings) -> Iterator[Finding]:
-    """Yield findings about absent or unfit objects, in the order in which a VM needs them."""
+    """Yield findings about absent or unsuitable objects, in the order in which a VM needs them."""
     yield from _check_namespace(required, harvester)
     yield from _check_images(required, harvester)
 
@@ -83,19 +94,19 @@ def machine_requirements(
     root: FieldPath = (),
     *,
     version: str = "",
-    imported: Collection[str] = (),
+    imported: Collection[str],
 ) -> Requirements:
-    """Return the objects that the spec of a HarvesterMachine names.
+    """Return the objects to which the spec of a HarvesterMachine refers.
 
     :param spec: the spec of a HarvesterMachine, or of the machines of a template
     :param target_namespace: the namespace of its VM
     :param root: the path of the spec in its object
-    :param version: Kubernetes version of the machines; if it is empty, lookups of images are left
-        out
+    :param version: the Kubernetes version of the machines; empty to skip lookups of images
     :param imported: images that the provider imports, by `imports_of`
     """
-    # A spec may be invalid. The schema reports values of a wrong type, so that they are skipped.
-    images, classes = [], []
+    # Skip values of a wrong type, which the schema reports.
+    images = []
+    classes = []
     for index, volume in enumerate(_list(spec.get("volumes"))):
         if not isinstance(volume, dict):
             continue
@@ -127,7 +138,7 @@ def machine_requirements(
 
 
 def interface_pools_of(spec: Mapping[str, Any], root: FieldPath) -> list[tuple[Value, str]]:
-    """Return the IPPools in the settings of interfaces, with the networks of these."""
+    """Return the IPPools in the settings of interfaces, each with the interface's network."""
     pools = []
     for index, interface in enumerate(_list(spec.get(interfaces.FIELD))):
         listed = _list(mapping(interface).get("addressesFromPools"))
@@ -153,11 +164,12 @@ def device_values(spec: Mapping[str, Any], root: FieldPath) -> list[Value]:
 
 
 def cluster_requirements(
-    spec: Mapping[str, Any], networks: Iterable[str] = (), root: FieldPath = ()
+    spec: Mapping[str, Any], networks: Iterable[str], root: FieldPath
 ) -> Requirements:
-    """Return the objects that the spec of a HarvesterCluster names.
+    """Return the objects to which the spec of a HarvesterCluster refers.
 
-    `networks` are the networks of its machines.
+    :param networks: the networks of its machines
+    :param root: the path of the spec in its object
     """
     target = str(spec.get("targetNamespace") or "")
     balancer = mapping(spec.get("loadBalancerConfig"))
@@ -171,7 +183,7 @@ def cluster_requirements(
 
 
 def looked_up(path: FieldPath, lookup: Any, version: str) -> list[Value]:
-    """Return the image that a lookup gives for a version; other checks report invalid ones."""
+    """Return the image of a lookup for a version; empty for an invalid one, which others report."""
     try:
         return [Value(path, look_up(mapping(lookup), version))] if lookup else []
     except ImageLookupError:
@@ -179,12 +191,12 @@ def looked_up(path: FieldPath, lookup: Any, version: str) -> list[Value]:
 
 
 def imports_of(cluster_spec: Mapping[str, Any]) -> set[str]:
-    """Return the qualified names of images that a cluster declares."""
+    """Return the qualified names of images that a cluster imports."""
     return set(map(str, imports(cluster_spec).values()))
 
 
 def texts_at(path: FieldPath, values: Any) -> list[Value]:
-    """Return the texts of a list with their paths; other checks report what is not a text."""
+    """Return the texts of a list with their paths. Other checks report values of other types."""
     return [
         Value((*path, index), text)
         for index, text in enumerate(_list(values))
@@ -193,7 +205,7 @@ def texts_at(path: FieldPath, values: Any) -> list[Value]:
 
 
 def place_of(cluster: Obj | None, value: str) -> str:
-    """Name the variable of a cluster's topology that has a value; empty if none has it."""
+    """Return the text for the variable of a topology with a value; empty if there is none."""
     topology = mapping(at(cluster, "spec", "topology"))
     places = [
         ("", topology.get("variables")),
@@ -212,7 +224,7 @@ def place_of(cluster: Obj | None, value: str) -> str:
 
 
 def _holds(content: Any, value: str) -> bool:
-    """Whether a text is the content of a variable, or anywhere in it."""
+    """Return whether a variable contains a text at any depth."""
     if isinstance(content, dict):
         return any(_holds(part, value) for part in content.values())
     if isinstance(content, list):
@@ -227,7 +239,8 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 def _addresses(config: Mapping[str, Any], root: FieldPath) -> dict[str, Any]:
     """Return the fields of `Requirements` that a `vmNetworkConfig` sets."""
-    gateway, mask = str(config.get("gateway") or ""), str(config.get("subnetMask") or "")
+    gateway = str(config.get("gateway") or "")
+    mask = str(config.get("subnetMask") or "")
     return {
         "pools": _pool_values(config, root),
         "gateway": Value((*root, "gateway"), gateway) if gateway else None,
@@ -280,7 +293,7 @@ def _check_images(required: Requirements, harvester: Surroundings) -> Iterator[F
 
 
 def _check_devices(required: Requirements, harvester: Surroundings) -> Iterator[Finding]:
-    """Warn of devices that no host offers, because their machines wait until one does."""
+    """Warn of devices that no host offers: their machines wait until a host does."""
     existing = harvester.devices
     for value in required.devices:
         if existing is None or value.text in existing:
@@ -292,8 +305,8 @@ def _check_devices(required: Requirements, harvester: Surroundings) -> Iterator[
         names = sorted(name for name in existing if not name.startswith(HUGEPAGES))
         hint = did_you_mean(value.text, names)
         if not hint and names:
-            further = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            hint = f"; hosts offer {', '.join(names[:_SHOWN])}{further}"
+            further = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+            hint = f"; hosts offer {', '.join(names[:_MAX_LISTED])}{further}"
         detail = f"no host of Harvester offers this device{hint}: enable it there, or name another"
         yield Finding(value.path, Fault.INVALID, detail, DEVICES, value.text, advice=True)
 
@@ -334,9 +347,9 @@ def _check_pools(required: Requirements, harvester: Surroundings) -> Iterator[Fi
 def _check_interface_pools(
     required: Requirements, harvester: Surroundings, first: Sequence[str]
 ) -> Iterator[Finding]:
-    """Check that IPPools of interfaces exist, serve their networks, and give a default route.
+    """Check that IPPools of interfaces exist, serve their networks, and have a default route.
 
-    :param first: the first network of the machines, empty if it is unknown
+    :param first: the first network of the machines; empty if it is unknown
     """
     existing = harvester.pools or {}
     for value, network in required.interface_pools:
@@ -355,8 +368,8 @@ def _check_interface_pools(
 
 
 def _check_default_route(value: Value, pool: Obj) -> Iterator[Finding]:
-    """Advise on a pool of the first interface with IPv4 ranges that name no gateway."""
-    # Guests get the gateway of IPv6 from their router, too.
+    """Warn of a pool of the first interface with IPv4 ranges that have no gateway."""
+    # IPv6 needs no gateway in the range, because guests also learn it from their router.
     ranges = [part for part in _list(at(pool, "spec", "ranges")) if ":" not in part["subnet"]]
     if any(not part.get("gateway") for part in ranges):
         detail = (
@@ -367,8 +380,9 @@ def _check_default_route(value: Value, pool: Obj) -> Iterator[Finding]:
 
 
 def _check_subnet(required: Requirements, pool: Obj) -> Iterator[Finding]:
-    """Check that gateway and mask match the pool, because machines report no address otherwise."""
-    gateway, mask = required.gateway, required.subnet_mask
+    """Check that gateway and mask match the pool. Otherwise, machines report no address."""
+    gateway = required.gateway
+    mask = required.subnet_mask
     problems = ippool.contradictions(
         pool, gateway.text if gateway else "", mask.text if mask else ""
     )
@@ -385,13 +399,13 @@ def _find_absent(
     rule: str,
     namespace: str = "",
 ) -> Iterator[Finding]:
-    """Yield findings about values that name nothing.
+    """Yield findings about references to objects that do not exist.
 
     :param values: names of objects
-    :param existing: names of the objects that Harvester has, None where they could not be read
+    :param existing: names of the objects on Harvester; None if they could not be read
     :param kind: the kind of the objects, for messages
     :param rule: the rule of the findings
-    :param namespace: the namespace of names without one; empty where the provider decides on it
+    :param namespace: the namespace of names without one; empty if the provider chooses it
     """
     if existing is None:
         return
@@ -400,7 +414,7 @@ def _find_absent(
     for value in values:
         names = {qualified(value.text, namespace)} if namespace else {value.text}
         if not namespace and "/" not in value.text:
-            # Here it is not known in which namespace the provider searches.
+            # Accept any namespace, because the one in which the provider searches is unknown here.
             names |= {name for name in existing_names if bare(name) == value.text}
         if not names & existing_names:
             yield _missing_finding(value, kind, rule, existing_names, namespace)
@@ -409,15 +423,16 @@ def _find_absent(
 def _missing_finding(
     value: Value, kind: str, rule: str, existing: Iterable[str], namespace: str = ""
 ) -> Finding:
-    """Return the finding about a value that names nothing, with a hint at what there is.
+    """Return the finding about an object that does not exist, with a hint at similar names.
 
     :param value: the name
     :param kind: the kind of the object, for messages
     :param rule: the rule of the finding
-    :param existing: names of the objects that Harvester has
-    :param namespace: the namespace of the object if its name does not say it
+    :param existing: names of the objects on Harvester
+    :param namespace: the namespace of the object if its name has none
     """
-    reference, names = value.text, sorted(existing)
+    reference = value.text
+    names = sorted(existing)
     has_namespace = "/" in reference
     where = f" in namespace {namespace}" if namespace and not has_namespace else ""
 
@@ -425,8 +440,8 @@ def _missing_finding(
     similar = [name for name in names if name != reference and bare(name) == bare(reference)]
     hint = did_you_mean(reference, names)
     if similar:
-        hint = f"; Harvester has {', '.join(similar[:_SHOWN])}"
-    if not hint and names and len(names) <= _SHOWN:
+        hint = f"; Harvester has {', '.join(similar[:_MAX_LISTED])}"
+    if not hint and names and len(names) <= _MAX_LISTED:
         hint = f"; Harvester has {', '.join(names)}"
 
     remedy = "upload it to Harvester" if kind == "VM image" else "create it on Harvester"
@@ -435,7 +450,7 @@ def _missing_finding(
 
 
 def bare(reference: str) -> str:
-    """Return a name without its namespace, which has no meaning for an IPPool."""
+    """Return a name without its namespace, because IPPools have none."""
     return reference.rpartition("/")[2]
 
 

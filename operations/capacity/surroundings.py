@@ -1,4 +1,4 @@
-"""The objects of a Harvester that clusters name, by name."""
+"""Objects of a Harvester to which clusters refer, by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from operations.status.details import pools_of
 
 @dataclass(slots=True)
 class Surroundings:
-    """Objects of a Harvester, by name; a kind that could not be read is None and not checked."""
+    """Objects of a Harvester by name. A kind that could not be read is None, and is not checked."""
 
     capacity: CapacityObjects
     namespaces: list[str] | None = None
@@ -22,17 +22,17 @@ class Surroundings:
 
     @property
     def images(self) -> dict[str, Obj] | None:
-        """Images by namespace and display name, else by namespace and name."""
+        """Images by namespace and display name, and by namespace and name."""
         harvester = self.capacity.harvester
         if not harvester.sees("virtualmachineimages.harvesterhci.io"):
             return None
-        shown = {
+        by_display_name = {
             f"{key_of(obj).namespace}/{_display_name(obj)}": obj
             for obj in harvester.images
             if _display_name(obj)
         }
-        # The provider resolves a name in the same order: display names win.
-        return {str(key_of(obj)): obj for obj in harvester.images} | shown
+        # Display names win, as when the provider resolves a name.
+        return {str(key_of(obj)): obj for obj in harvester.images} | by_display_name
 
     @property
     def networks(self) -> dict[str, Obj] | None:
@@ -71,7 +71,7 @@ class Surroundings:
         return {str(obj["metadata"]["name"]): obj for obj in harvester.pools}
 
     def free(self, pool: str) -> int | None:
-        """Return how many addresses of a pool are free; None when that is unknown."""
+        """Return the number of free addresses of a pool; None if it is unknown."""
         for entry in pools_of(self.capacity.harvester):
             if entry.name == pool:
                 return entry.free

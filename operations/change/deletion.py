@@ -1,4 +1,4 @@
-"""Delete a cluster, with force also one whose Harvester does not answer."""
+"""Delete a cluster. With force, its objects are deleted even if Harvester does not answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FORCIBLE_KINDS = {
 async def read_remains(client: ApiClient, key: Key) -> Parts | None:
     """Return the remaining objects of a cluster whose Cluster object was deleted.
 
-    None if the Cluster exists, or nothing remains. Raises `ApiError`, `Unreachable`.
+    Return None if the Cluster exists or nothing remains. Raises `ApiError`, `Unreachable`.
     """
     objects = await management.read_management(client, key.namespace)
     if key in map(key_of, objects.clusters):
@@ -37,9 +37,9 @@ async def read_remains(client: ApiClient, key: Key) -> Parts | None:
 
 
 def check_deletable(parts: Parts) -> None:
-    """Raise `ChangeError` if Rancher would make the Cluster again, without its VMs and disks.
+    """Raise `ChangeError` if Rancher would recreate the Cluster, without its VMs and disks.
 
-    Once the deletion has begun, by whatever way, nothing is left to refuse.
+    A cluster that is already being deleted passes.
     """
     if is_of_rancher(parts) and not being_deleted(parts.cluster):
         remedy = remedies.DELETE_OBJECT(
@@ -48,21 +48,22 @@ def check_deletable(parts: Parts) -> None:
             namespace=parts.key.namespace,
         )
         problem = (
-            f"Rancher provisions cluster {parts.key} and would make it again, without its VMs and "
+            f"Rancher provisions cluster {parts.key} and would recreate it, without its VMs and "
             f"disks: delete it in Rancher, or with {remedy}"
         )
         raise ChangeError([problem])
 
 
 async def delete_cluster(client: ApiClient, parts: Parts, *, force: bool) -> None:
-    """Delete the Cluster, and with `force` annotate what belongs to it.
+    """Delete the Cluster.
 
-    Raises `ApiError`, `Unreachable`; `ChangeError` for a cluster that Rancher provisions.
+    With `force`, its HarvesterMachines and HarvesterCluster get annotation `force-delete`. Raises
+    `ApiError`, `Unreachable`; `ChangeError` for a cluster that Rancher provisions.
     """
     check_deletable(parts)
 
-    # The Cluster comes first. If its deletion is refused or interrupted, no object of a living
-    # cluster may have the annotation.
+    # Delete the Cluster first: if that is refused or interrupted, no object of a cluster in use may
+    # have the annotation.
     if not being_deleted(parts.cluster):
         clusters = (await management.kinds_of(client))["clusters"]
         with suppress(NotFound):  # deleted meanwhile
@@ -77,17 +78,17 @@ async def delete_cluster(client: ApiClient, parts: Parts, *, force: bool) -> Non
 
 
 def save_leftovers(parts: Parts, file: Path) -> None:
-    """Add the list of what may remain on Harvester to a file. Raises `OSError`.
+    """Append the list of objects that may remain on Harvester to a file. Raises `OSError`.
 
-    Write it before the deletion: afterwards no object refers to what remains.
+    Call it before the deletion, because afterwards no object refers to them.
     """
     content = {
         "cluster": str(parts.key),
         "harvester": text_at(parts.harvester_cluster, "spec", "server"),
         "objects": as_json(leftovers_of(parts)),
     }
-    # Another run adds a YAML document, because objects that the first one lists may no longer
-    # exist by then.
+    # Append a YAML document in each run, because objects in the first list may no longer exist in
+    # the next run.
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as target:
         if os.fstat(target.fileno()).st_size:

@@ -1,7 +1,8 @@
-"""Plan to empty a host of Harvester, with the checks before, and its progress: pure."""
+"""Plan the evacuation of a host of Harvester, with the checks before. No I/O."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,17 +26,18 @@ from operations.read.objects import condition_of
 from operations.status.check import Check, Result, ok
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostMachines:
-    """The machines of a cluster on a host, by what happens to them when it is emptied.
+    """The machines of a cluster on a host, by what happens to them during an evacuation.
 
-    :param moves: they are stopped and started on another host
-    :param stays: KubeVirt cannot migrate them, and they have no host devices: a disk may be local
-    :param stops: Harvester shuts them down for maintenance, as a label of their VMs asks
+    :param moves: the provider stops them and starts them on another host
+    :param stays: they stay, because KubeVirt cannot migrate them and a disk may be local
+    :param stops: Harvester shuts them down for maintenance, as a label of their VMs requests
     :param migrates: Harvester migrates them
-    :param restarts: an eviction stops and starts them, without a drain of their Nodes
-    :param pinned: they have pinned CPUs, and no other host has its CPU manager enabled: they stay
-    :param paused: the cluster is paused, so that none of them moves
+    :param restarts: an eviction stops and starts them without a drain of their Nodes
+    :param pinned: they stay, because they have pinned CPUs and no other host has its CPU manager
+        enabled
+    :param paused: the cluster is paused, so the provider moves none of them
     """
 
     cluster: Key
@@ -49,7 +51,7 @@ class HostMachines:
 
 
 def find_host(hosts: Iterable[Obj], name: str) -> Obj:
-    """Return a host by name. Raises `ChangeError`, which names the hosts."""
+    """Return a host by name. Raises `ChangeError` with the names of all hosts."""
     by_name = {key_of(host).name: host for host in hosts}
     if name not in by_name:
         raise ChangeError([f"no host {name} on Harvester; its hosts: {', '.join(sorted(by_name))}"])
@@ -64,28 +66,26 @@ def machines_on(
     :param host: name of the host
     :param hosts: all hosts of its Harvester
     :param clusters: the clusters on its Harvester, and whether they are paused
-    :param instances: VirtualMachineInstances, as far as they can be read
+    :param instances: the VirtualMachineInstances that can be read
     """
     can_pin = any(map(has_cpu_manager, _other_hosts(host, hosts)))
-    by_label: dict[str, list[Obj]] = {}
+    by_label: dict[str, list[Obj]] = defaultdict(list)
     for instance in instances:
         if at(instance, "status", "nodeName") == host:
-            by_label.setdefault(labels_of(instance).get(names.CLUSTER_LABEL, ""), []).append(
-                instance
-            )
+            by_label[labels_of(instance).get(names.CLUSTER_LABEL, "")].append(instance)
+
     machines = []
     for cluster, is_paused in sorted(clusters.items()):
-        kinds = ("moves", "migrates", "restarts", "stays", "stops", "pinned")
-        found: dict[str, list[str]] = {kind: [] for kind in kinds}
+        groups: dict[str, list[str]] = defaultdict(list)
         for instance in by_label.get(cluster_label(cluster), ()):
-            found[_fate(instance, can_pin=can_pin)].append(key_of(instance).name)
-        groups = {kind: tuple(sorted(group)) for kind, group in found.items()}
-        machines.append(HostMachines(cluster, **groups, paused=is_paused))
+            groups[_group_of(instance, can_pin=can_pin)].append(key_of(instance).name)
+        sorted_groups = {name: tuple(sorted(group)) for name, group in groups.items()}
+        machines.append(HostMachines(cluster=cluster, **sorted_groups, paused=is_paused))
     return machines
 
 
 def _other_hosts(name: str, hosts: Iterable[Obj]) -> list[Obj]:
-    """Return the hosts that may take what leaves a host."""
+    """Return the other hosts that are ready and accept VMs."""
     return [
         other
         for other in hosts
@@ -93,14 +93,14 @@ def _other_hosts(name: str, hosts: Iterable[Obj]) -> list[Obj]:
     ]
 
 
-def _fate(instance: Obj, *, can_pin: bool) -> str:
-    """Return the field of `HostMachines` for an instance.
+def _group_of(instance: Obj, *, can_pin: bool) -> str:
+    """Return the field of `HostMachines` to which an instance belongs.
 
     :param can_pin: another host has its CPU manager enabled
     """
     spec = dict_at(instance, "spec")
-    has_devices, lacks_host = bool(devices_of(spec)), has_pinned_cpus(spec) and not can_pin
-    if has_devices:
+    lacks_host = has_pinned_cpus(spec) and not can_pin
+    if devices_of(spec):
         return "pinned" if lacks_host else "moves"
     if is_bound_to_host(instance):
         return "stays"
@@ -114,18 +114,23 @@ def _fate(instance: Obj, *, can_pin: bool) -> str:
 def plan_evacuation(
     host: Obj, hosts: Iterable[Obj], machines: Sequence[HostMachines], value: str | None
 ) -> Plan:
-    """Return the plan to give a host the annotation, or None to remove it.
+    """Return the plan to set or remove the annotation of a host.
 
     :param host: the host, as `find_host` returns it
     :param hosts: all hosts of its Harvester
-    :param machines: what is on the host
-    :param value: the value of the annotation
+    :param machines: the machines on the host
+    :param value: the value of the annotation; None to remove it
     """
-    name, former = key_of(host).name, annotations_of(host).get(EVACUATE_ANNOTATION)
+    name = key_of(host).name
+    present = annotations_of(host).get(EVACUATE_ANNOTATION)
     patches: tuple[Patch, ...] = ()
-    if former != value:
-        field, after = f"annotation {EVACUATE_ANNOTATION}", value or "(removed)"
-        change = Change(f"Host {name}", field, former or "", after)
+    if present != value:
+        change = Change(
+            object=f"Host {name}",
+            field=f"annotation {EVACUATE_ANNOTATION}",
+            before=present or "",
+            after=value or "(removed)",
+        )
         body = {"metadata": {"annotations": {EVACUATE_ANNOTATION: value}}}
         patches = (patch_of(host, body, [change]),)
     checks = tuple(_checks(host, hosts, machines)) if value else ()
@@ -133,18 +138,19 @@ def plan_evacuation(
 
 
 def progress_of(harvester_cluster: Obj | None, host: str, *, cancel: bool) -> ClusterProgress:
-    """Return how far a cluster is with a host that is to be emptied, or not any more."""
+    """Return the progress of a cluster with the evacuation of a host, or with its cancellation."""
     condition = condition_of(harvester_cluster, ConditionType.HOSTS_EVACUATED)
     message = str(condition.get("message") or "")
     is_true = condition.get("status") == "True"
     if condition.get("reason") == Reason.EVACUATION_BLOCKED:
-        return ClusterProgress(False, True, message)
+        return ClusterProgress(done=False, blocked=True, text=message)
     is_listed = host in evacuation.hosts_left(message)
     if cancel:
         done = not condition or (is_true and not is_listed)
-        return ClusterProgress(done, False, "done" if done else message)
+        return ClusterProgress(done=done, blocked=False, text="done" if done else message)
     done = is_true and is_listed
-    return ClusterProgress(done, False, message or "waiting for the provider")
+    message = message or "waiting for the provider"
+    return ClusterProgress(done=done, blocked=False, text=message)
 
 
 def clusters_on(
@@ -152,23 +158,22 @@ def clusters_on(
 ) -> dict[Key, bool]:
     """Return the Clusters on a Harvester, and whether each is paused.
 
-    :param harvester_clusters: by namespace and name
-    :param uid: uid of the Harvester's namespace kube-system
+    :param harvester_clusters: HarvesterClusters by namespace and name
+    :param uid: the uid of the Harvester's namespace kube-system
     """
-    found = {}
+    is_paused = {}
     for cluster in clusters:
         name = text_at(cluster, "spec", "infrastructureRef", "name")
         infrastructure = harvester_clusters.get(Key(key_of(cluster).namespace, name))
         if infrastructure and at(infrastructure, "status", "harvester", "uid") == uid:
-            found[key_of(cluster)] = paused(cluster, infrastructure)
-    return found
+            is_paused[key_of(cluster)] = paused(cluster, infrastructure)
+    return is_paused
 
 
 def _checks(host: Obj, hosts: Iterable[Obj], machines: Sequence[HostMachines]) -> Iterator[Check]:
-    """Say what an evacuation will do, and what prevents it."""
-    name = key_of(host).name
-    subject = f"Host {name}"
-    others = _other_hosts(name, hosts)
+    """Yield checks of what an evacuation will do, and of what prevents it."""
+    subject = f"Host {key_of(host).name}"
+    others = _other_hosts(key_of(host).name, hosts)
     if others:
         yield ok("hosts", subject, f"{counted(len(others), 'other host')} ready for its VMs")
     else:
@@ -176,47 +181,46 @@ def _checks(host: Obj, hosts: Iterable[Obj], machines: Sequence[HostMachines]) -
         yield Check("hosts", subject, Result.ERROR, "no other host takes VMs", remedy)
 
     for group in machines:
-        if group.paused and group.moves:
-            message = f"{group.cluster} is paused, so these stay: {name_some(group.moves)}"
-            remedy = "End the pause, or stop these VMs yourself"
-            yield Check("machines", subject, Result.WARNING, message, remedy)
-        elif group.moves:
-            yield ok(
-                "machines",
-                subject,
-                f"{group.cluster}: stopped and started elsewhere, one at "
-                f"a time: {name_some(group.moves)}",
-            )
-        if group.pinned:
-            message = (
-                f"{group.cluster}: these have pinned CPUs, and no other host that takes VMs has "
-                f"its CPU manager enabled (label {names.CPU_MANAGER_LABEL}=true), so they stay: "
-                f"{name_some(group.pinned)}"
-            )
-            remedy = "Enable the CPU manager of another host on Harvester"
-            yield Check("machines", subject, Result.WARNING, message, remedy)
-        if group.stays:
-            message = (
-                f"{group.cluster}: KubeVirt cannot migrate these, and a disk may be local to the "
-                f"host, so they stay: {name_some(group.stays)}"
-            )
-            remedy = "Stop and start them yourself, or replace their Machines"
-            yield Check("machines", subject, Result.WARNING, message, remedy)
-        if group.stops:
-            message = (
-                f"{group.cluster}: Harvester shuts these down, as label "
-                f"{names.MAINTENANCE_STRATEGY_LABEL} asks: {name_some(group.stops)}"
-            )
-            yield ok("machines", subject, message)
-        if group.migrates:
-            message = (
-                f"{group.cluster}: left to Harvester, which migrates: {name_some(group.migrates)}"
-            )
-            yield ok("machines", subject, message)
-        if group.restarts:
-            message = (
-                f"{group.cluster}: their eviction strategy takes effect with their next restart, "
-                f"so Harvester stops and starts them without a drain: {name_some(group.restarts)}"
-            )
-            remedy = "Restart them before, or replace their Machines"
-            yield Check("machines", subject, Result.WARNING, message, remedy)
+        yield from _machine_checks(subject, group)
+
+
+def _machine_checks(subject: str, machines: HostMachines) -> Iterator[Check]:
+    """Yield a check for each group of machines of a cluster on the host."""
+
+    def warning(message: str, group: tuple[str, ...], remedy: str) -> Check:
+        text = f"{machines.cluster}{message}: {name_some(group)}"
+        return Check("machines", subject, Result.WARNING, text, remedy)
+
+    def report(message: str, group: tuple[str, ...]) -> Check:
+        return ok("machines", subject, f"{machines.cluster}{message}: {name_some(group)}")
+
+    if machines.paused and machines.moves:
+        remedy = "End the pause, or stop these VMs yourself"
+        yield warning(" is paused, so these stay", machines.moves, remedy)
+    elif machines.moves:
+        yield report(": stopped and started elsewhere, one at a time", machines.moves)
+    if machines.pinned:
+        message = (
+            ": these have pinned CPUs, and no other host that takes VMs has its CPU manager "
+            f"enabled (label {names.CPU_MANAGER_LABEL}=true), so they stay"
+        )
+        remedy = "Enable the CPU manager of another host on Harvester"
+        yield warning(message, machines.pinned, remedy)
+    if machines.stays:
+        message = (
+            ": KubeVirt cannot migrate these, and a disk may be local to the host, so they stay"
+        )
+        remedy = "Stop and start them yourself, or replace their Machines"
+        yield warning(message, machines.stays, remedy)
+    if machines.stops:
+        message = f": Harvester shuts these down, as label {names.MAINTENANCE_STRATEGY_LABEL} asks"
+        yield report(message, machines.stops)
+    if machines.migrates:
+        yield report(": left to Harvester, which migrates", machines.migrates)
+    if machines.restarts:
+        message = (
+            ": their eviction strategy takes effect with their next restart, so Harvester stops "
+            "and starts them without a drain"
+        )
+        remedy = "Restart them before, or replace their Machines"
+        yield warning(message, machines.restarts, remedy)

@@ -1,4 +1,4 @@
-"""Plan to park clusters or to resume them, with the checks before: pure."""
+"""Plan to park or resume clusters, with the checks before. No I/O."""
 
 from __future__ import annotations
 
@@ -28,48 +28,54 @@ from operations.status.parts import Parts
 def plan_park(parts: Parts) -> Plan:
     """Return the plan to park a cluster."""
     checks = (*_park_checks(parts), *_schedule_checks(parts, "true"))
-    return Plan(parts.key, _patches(parts.cluster, "true"), checks)
+    return Plan(parts.key, _park_patches(parts.cluster, "true"), checks)
 
 
 def plan_resume(parts: Parts, harvester: HarvesterObjects | None, why: str) -> Plan:
-    """Return the plan to resume a cluster, once its Harvester is back.
+    """Return the plan to resume a cluster.
 
     :param parts: the objects of the cluster
-    :param harvester: the Harvester, None if it could not be read
+    :param harvester: the Harvester; None if it could not be read
     :param why: why it could not be read
     """
     cluster = parts.cluster
-    is_parked = PARK_ANNOTATION in annotations_of(cluster) or parking.concerns(cluster)
-    # In a window, the schedule would park it again. Later, it has to follow its schedule.
+    if PARK_ANNOTATION not in annotations_of(cluster) and not parking.concerns(cluster):
+        return Plan(parts.key, (), ())
+
+    # Within a window, the schedule would park it again without the annotation. Outside of windows,
+    # the annotation is removed, so that it follows the schedule.
     in_window = annotations_of(cluster).get(PARKED_BY_SCHEDULE_ANNOTATION) == "true"
     value = "false" if in_window and parking.schedule_of(cluster) is not None else None
-    patches = _patches(cluster, value) if is_parked else ()
+    patches = _park_patches(cluster, value)
     checks = (*_resume_checks(parts, harvester, why), *_schedule_checks(parts, value))
     return Plan(parts.key, patches, checks if patches else ())
 
 
 def progress_of(parts: Parts, *, park: bool) -> ClusterProgress:
-    """Return how far a cluster is parked, or resumed."""
-    cluster, condition = parts.cluster, condition_of(parts.harvester_cluster, ConditionType.PARKED)
+    """Return the progress of parking a cluster, or of resuming it."""
+    cluster = parts.cluster
+    condition = condition_of(parts.harvester_cluster, ConditionType.PARKED)
     message = str(condition.get("message") or "")
     if not park and not parking.concerns(cluster):
-        return ClusterProgress(True, False, "resumed")
+        return ClusterProgress(done=True, blocked=False, text="resumed")
     if condition.get("reason") == Reason.PARK_BLOCKED:
-        return ClusterProgress(False, True, message)
+        return ClusterProgress(done=False, blocked=True, text=message)
     if park:
         done = parking.is_wanted(cluster) and condition.get("status") == "True"
-        return ClusterProgress(done, False, message or "waiting for the provider")
+        message = message or "waiting for the provider"
+        return ClusterProgress(done=done, blocked=False, text=message)
 
-    is_resuming = condition.get("reason") == Reason.RESUMING
-    return ClusterProgress(False, False, message if is_resuming else "waiting for the provider")
+    if condition.get("reason") != Reason.RESUMING:
+        message = "waiting for the provider"
+    return ClusterProgress(done=False, blocked=False, text=message)
 
 
 def clusters_on(objects: ManagementObjects, accounts: Iterable[Account], name: str) -> list[Key]:
-    """Return the clusters on a Harvester, by namespace and name.
+    """Return the clusters on a Harvester, sorted by namespace and name.
 
-    Raises `ChangeError` for a Harvester that no identity leads to.
+    Raises `ChangeError` if no identity belongs to the Harvester.
 
-    :param objects: of the management cluster
+    :param objects: objects of the management cluster
     :param accounts: the identities of its HarvesterClusters
     :param name: URL or host of Harvester, or namespace and name of an identity Secret
     """
@@ -101,10 +107,10 @@ def clusters_on(objects: ManagementObjects, accounts: Iterable[Account], name: s
 
 
 def host_checklist(harvester: str, clusters: Sequence[Key], resume: str) -> list[str]:
-    """Return what remains to be done by hand to shut the hosts of a Harvester down, in order.
+    """Return the manual steps that shut down the hosts of a Harvester, in order.
 
     :param harvester: its name, as the user gave it
-    :param clusters: those that are parked
+    :param clusters: the parked clusters
     :param resume: the command that resumes them
     """
     parked = counted(len(clusters), "cluster")
@@ -126,22 +132,27 @@ def host_checklist(harvester: str, clusters: Sequence[Key], resume: str) -> list
     ]
 
 
-def _patches(cluster: Obj, value: str | None) -> tuple[Patch, ...]:
-    former = annotations_of(cluster).get(PARK_ANNOTATION)
-    if former == value:
+def _park_patches(cluster: Obj, value: str | None) -> tuple[Patch, ...]:
+    """Return the patch that sets the park annotation; empty if it has this value.
+
+    :param value: the new value; None to remove the annotation
+    """
+    present = annotations_of(cluster).get(PARK_ANNOTATION)
+    if present == value:
         return ()
     change = Change(
-        f"Cluster {key_of(cluster)}",
-        f"annotation {PARK_ANNOTATION}",
-        former or "",
-        value or "(removed)",
+        object=f"Cluster {key_of(cluster)}",
+        field=f"annotation {PARK_ANNOTATION}",
+        before=present or "",
+        after=value or "(removed)",
     )
     return (patch_of(cluster, {"metadata": {"annotations": {PARK_ANNOTATION: value}}}, [change]),)
 
 
 def _park_checks(parts: Parts) -> Iterator[Check]:
-    """Say what prevents that a cluster is parked, or makes it late."""
-    subject, cluster = f"Cluster {parts.key}", parts.cluster
+    """Yield checks of what prevents or delays parking a cluster."""
+    subject = f"Cluster {parts.key}"
+    cluster = parts.cluster
     refusals = [
         (being_deleted(cluster), "it is being deleted", "Wait for its end"),
         (
@@ -181,10 +192,9 @@ def _park_checks(parts: Parts) -> Iterator[Check]:
 
 
 def _schedule_checks(parts: Parts, value: str | None) -> Iterator[Check]:
-    """Say that the cluster does not follow its schedule any more, and how it does again.
+    """Yield a warning if the annotation overrides the cluster's schedule.
 
-    :param parts: the objects of the cluster
-    :param value: of the annotation, None if it is removed
+    :param value: the new value of the annotation; None if it is removed
     """
     if parking.schedule_of(parts.cluster) is None or value is None:
         return
@@ -198,7 +208,7 @@ def _schedule_checks(parts: Parts, value: str | None) -> Iterator[Check]:
 
 
 def _resume_checks(parts: Parts, harvester: HarvesterObjects | None, why: str) -> Iterator[Check]:
-    """Say whether Harvester and its hosts are back."""
+    """Yield checks of whether Harvester answers and its hosts are ready."""
     subject = f"Cluster {parts.key}"
     if harvester is None:
         message = f"its Harvester cannot be read: {why or 'its identity cannot be used'}"
@@ -206,9 +216,9 @@ def _resume_checks(parts: Parts, harvester: HarvesterObjects | None, why: str) -
         yield Check("harvester", subject, Result.ERROR, message, remedy)
         return
 
-    away = sorted(filter(None, map(_why_away, harvester.hosts)))
-    if away:
-        message = f"hosts of Harvester are not back: {name_some(away)}"
+    unready = sorted(filter(None, map(_why_unready, harvester.hosts)))
+    if unready:
+        message = f"hosts of Harvester are not back: {name_some(unready)}"
         remedy = "Start them, or end their maintenance, and wait until all are Ready"
         yield Check("hosts", subject, Result.ERROR, message, remedy)
     else:
@@ -216,18 +226,18 @@ def _resume_checks(parts: Parts, harvester: HarvesterObjects | None, why: str) -
         yield ok("hosts", subject, f"Harvester answers, and {hosts} of it are ready")
 
 
-def _why_away(host: Obj) -> str:
-    """Return a host with why it takes no VMs; empty for one that does."""
+def _why_unready(host: Obj) -> str:
+    """Return a host with the reason why it accepts no VMs; empty if it does."""
     name = key_of(host).name
     if not is_ready(host):
         return f"{name} (not ready)"
-    # A witness is back although it never takes VMs.
+    # A witness never accepts VMs, so it only has to be ready.
     reason = "" if is_witness(host) else why_closed(host)
     return f"{name} ({reason})" if reason else ""
 
 
 def _names_of(account: Account) -> set[str]:
-    """Return what a user may call the Harvester of an identity, in lower case."""
+    """Return the names that a user may give to the Harvester of an identity, in lower case."""
     server = account.kubeconfig.server.rstrip("/").lower()
     url = urlsplit(server)
     host = url.hostname or ""

@@ -1,7 +1,7 @@
-"""Which VMs still need what a HarvesterCluster made for them: pure decisions.
+"""Decide which VMs still need what the provider created for their HarvesterCluster. No I/O.
 
-After a move that is not finished, or a restore of a management cluster to an older state, VMs are
-at work whose owners do not exist. They need their load balancer, account and IPPool.
+During a move, or after the restore of a management cluster to an older state, VMs run whose owners
+do not exist. They need their load balancer, account and IPPool.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from operations.read.owners import OwnerObjects
 
 
 def target_namespaces(resource: Resource, obj: Obj) -> frozenset[str] | None:
-    """Return where the VMs are for which a cluster has an object, None if that is not known."""
+    """Return the namespaces of the VMs that may need an object of a cluster; None if unknown."""
     if resource is CLUSTER_ROLE_BINDINGS:
         subjects = obj.get("subjects") or ()
         return frozenset(str(subject.get("namespace") or "") for subject in subjects)
@@ -35,13 +35,13 @@ def cluster_user(
     verdicts: Mapping[Key, Verdict],
     owners: OwnerObjects,
 ) -> str:
-    """Return a VM that may belong to the cluster of an object, empty if there is none.
+    """Return a VM that may belong to the cluster of an object; empty if there is none.
 
     :param resource: the kind of the object
     :param obj: an object on Harvester
     :param vms: VMs on this Harvester, without those that are deleted before the object
-    :param verdicts: what is known of these VMs
-    :param owners: what the management cluster has
+    :param verdicts: the verdicts on these VMs
+    :param owners: possible owners on the management cluster
     """
     owner = owner_of(obj)
     if owner is None or owner.kind != resources.HARVESTER_CLUSTERS.kind:
@@ -56,28 +56,27 @@ def cluster_user(
         label = labels_of(vm).get(names.CLUSTER_LABEL, "")
         if label in other_labels:
             continue
-        is_unclear = not label or verdicts[key_of(vm)] is not Verdict.HELD
-        if label in own_labels or (is_unclear and _has_same_origin(vm, owner)):
+        has_unclear_owner = not label or verdicts[key_of(vm)] is not Verdict.HELD
+        if label in own_labels or (has_unclear_owner and _has_same_origin(vm, owner)):
             return f"{resources.VIRTUAL_MACHINES.kind} {key_of(vm)}"
     return ""
 
 
 def _has_same_origin(vm: Obj, owner: Owner) -> bool:
-    """Whether a VM was made from the namespace of an owner: it may be of that cluster.
+    """Return whether a VM was created from the namespace of an owner, or moved from there.
 
-    So may one that was moved from there, whose machine may have another namespace now.
+    It may belong to that owner's cluster. After a move, its machine may be in another namespace.
     """
     if owner.management_cluster in former_clusters(vm):
         return True
-    made_by = recorded_owner(vm)
-    return made_by is not None and (made_by.management_cluster, made_by.namespace) == (
-        owner.management_cluster,
-        owner.namespace,
-    )
+    creator = recorded_owner(vm)
+    if creator is None or creator.management_cluster != owner.management_cluster:
+        return False
+    return creator.namespace == owner.namespace
 
 
 def _labels_of_others(owner: Owner, owners: OwnerObjects) -> frozenset[str]:
-    """Return the labels of VMs whose HarvesterClusters exist and are others than this owner."""
+    """Return the cluster labels of the existing HarvesterClusters other than this owner."""
     return frozenset(
         cluster_label(Key(key.namespace, clusterapi.cluster_name(cluster) or key.name))
         for key, cluster in owners.clusters.items()

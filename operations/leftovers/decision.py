@@ -1,8 +1,8 @@
-"""What is on a Harvester without an owner, and what of it may be deleted: pure decisions.
+"""Decide which objects on a Harvester have no owner, and which of them may be deleted. No I/O.
 
 An object is a leftover only if its record names this management cluster and an owner that no longer
-exists, if that owner makes objects of this name, and if nothing else uses it. What other management
-clusters or people made is listed, with what is known of it, and stays.
+exists, if the provider would give this name to an object of that owner, and if nothing else uses
+it. Objects of other management clusters or of people are listed with their records, and stay.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from caphv.api.object import (
 )
 from caphv.api.virtualmachine import claims_of, secrets_of
 from caphv.api.vmbackup import is_retained
-from operations.capacity.addresspools import Entry, PoolReport, Verdict
+from operations.capacity.addresspools import Entry, Judgement, PoolReport, Verdict
 from operations.leftovers.clusterusers import cluster_user, target_namespaces
 from operations.leftovers.guests import (
     balancer_user,
@@ -43,15 +43,17 @@ from operations.leftovers.guests import (
 )
 from operations.leftovers.naming import check_origin
 from operations.leftovers.records import (
-    NamedVMs,
+    ReferencedVMs,
     find_owner,
     has_record,
-    named_vms,
     pool_users,
+    referenced_vms,
 )
 from operations.read.owners import OwnerObjects
 
-VMS, CLAIMS, POOLS = resources.VIRTUAL_MACHINES, PERSISTENT_VOLUME_CLAIMS, resources.IP_POOLS
+VMS = resources.VIRTUAL_MACHINES
+CLAIMS = PERSISTENT_VOLUME_CLAIMS
+POOLS = resources.IP_POOLS
 KINDS = (
     VMS,
     CLAIMS,
@@ -63,18 +65,23 @@ KINDS = (
     SERVICE_ACCOUNTS,
     POOLS,
 )
-"""In the order of deletion: each after what uses it."""
+"""Kinds in the order of deletion, each after the kinds that use it."""
 ADDRESS = "address"
-"""Stands for the kind of an entry in an IPPool."""
+"""Used as the kind of an entry in an IPPool."""
 _STOPPED = "Stopped"
-"""The only `printableStatus` of a VM that does no work."""
+"""The `printableStatus` of a VM that does not run. VMs with other values may be in use."""
+_UNREAD_VMS = "VMs that may use it or prove its owner are not seen"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedObject:
-    """An object on Harvester, or an address of a pool, and what is known of its owner.
+    """An object on Harvester, or an address of a pool, with the verdict on it.
 
-    `owner` is the one that its record names, `created` the time of the object itself.
+    :param pool: the IPPool of an address; empty for other kinds
+    :param owner: the owner that the record names
+    :param management_cluster: the uid of the management cluster that the record names
+    :param created: when the object was created
+    :param detail: the reason for the verdict
     """
 
     kind: str
@@ -98,9 +105,10 @@ class OwnedObject:
 
 @dataclass(frozen=True, slots=True)
 class LeftoverReport:
-    """What is on one Harvester without an owner here.
+    """Objects on one Harvester that have no owner on this management cluster.
 
-    `pools` are those whose counts or marks are wrong.
+    :param objects: these objects, leftovers first
+    :param pools: IPPools whose counts or marks are wrong
     """
 
     harvester: str
@@ -114,7 +122,7 @@ class LeftoverReport:
 
     @property
     def in_use(self) -> tuple[OwnedObject, ...]:
-        """What has no owner, and is still needed."""
+        """Objects that have no owner but are still needed."""
         return tuple(obj for obj in self.objects if obj.verdict is Verdict.IN_USE)
 
     @property
@@ -125,30 +133,32 @@ class LeftoverReport:
 
 @dataclass(frozen=True)
 class HarvesterState:
-    """Objects on one Harvester by kind, and the owners on the management cluster."""
+    """Objects on one Harvester by kind, and the owners on the management cluster.
+
+    :param vm_namespaces: namespaces whose VMs were read; None for all
+    :param include_running: VMs that are not stopped, or are parked, may also be leftovers
+    """
 
     harvester: str
     owners: OwnerObjects
     objects: Mapping[Resource, list[Obj]] = field(default_factory=dict)
     pools: tuple[PoolReport, ...] = ()
     vm_namespaces: frozenset[str] | None = None
-    """Namespaces whose VMs were read, None for all."""
     include_running: bool = False
-    """Whether VMs that are not stopped, or are parked, may be leftovers, too."""
 
     @cached_property
-    def named_vms(self) -> NamedVMs:
-        """VMs that HarvesterMachines name by their uids."""
-        return named_vms(self.of(VMS), self.owners)
+    def referenced_vms(self) -> ReferencedVMs:
+        """VMs whose uid a HarvesterMachine refers to."""
+        return referenced_vms(self.of(VMS), self.owners)
 
     @cached_property
     def vm_verdicts(self) -> Mapping[Key, Verdict]:
-        """What is known of each VM, by namespace and name."""
-        return {key_of(vm): check_vm(self, vm)[0] for vm in self.of(VMS)}
+        """The verdict on each VM, by namespace and name."""
+        return {key_of(vm): check_vm(self, vm).verdict for vm in self.of(VMS)}
 
     @cached_property
-    def lasting_vms(self) -> list[Obj]:
-        """VMs that are no leftovers."""
+    def remaining_vms(self) -> list[Obj]:
+        """VMs that are not leftovers."""
         return [vm for vm in self.of(VMS) if self.vm_verdicts[key_of(vm)] is not Verdict.LEAKED]
 
     @cached_property
@@ -157,7 +167,7 @@ class HarvesterState:
         return frozenset(map(key_of, self.of(resources.LOAD_BALANCERS)))
 
     @cached_property
-    def users(self) -> Mapping[tuple[Resource, Key], list[Obj]]:
+    def vms_by_used_object(self) -> Mapping[tuple[Resource, Key], list[Obj]]:
         """VMs that use a PersistentVolumeClaim or a Secret."""
         users: dict[tuple[Resource, Key], list[Obj]] = defaultdict(list)
         for vm in self.of(VMS):
@@ -170,20 +180,20 @@ class HarvesterState:
 
     @cached_property
     def pool_users(self) -> Mapping[str, str]:
-        """The HarvesterCluster or HarvesterMachine that refers to a pool."""
+        """For each IPPool, a HarvesterCluster or HarvesterMachine that refers to it."""
         return pool_users(self.owners)
 
-    def sees_vms(self, namespace: str) -> bool:
-        """Whether VMs of a namespace were read, of all namespaces if it is empty."""
+    def has_read_vms(self, namespace: str) -> bool:
+        """Return whether VMs of a namespace were read; of all namespaces if it is empty."""
         return self.vm_namespaces is None or namespace in self.vm_namespaces
 
     def of(self, resource: Resource) -> list[Obj]:
-        """Return the objects of a kind, as far as they were read."""
+        """Return the objects of a kind that were read."""
         return self.objects.get(resource, [])
 
 
 def examine(state: HarvesterState) -> LeftoverReport:
-    """Return what has no owner here, leftovers first and in the order of deletion."""
+    """Return the objects without an owner here, leftovers first and in the order of deletion."""
     objects = [
         check_object(state, resource, obj)
         for resource in KINDS
@@ -208,111 +218,121 @@ def examine(state: HarvesterState) -> LeftoverReport:
 
 
 def check_object(state: HarvesterState, resource: Resource, obj: Obj) -> OwnedObject:
-    """Return what is known of an object, other than an IPPool.
+    """Return an object other than an IPPool with the verdict on it.
 
-    :param state: what uses it, and what the management cluster has
-    :param resource: its kind
-    :param obj: the object
+    :param state: the Harvester of the object, and the owners on the management cluster
+    :param resource: the kind of the object
     """
     if resource is VMS:
-        return _owned(resource, obj, *check_vm(state, obj))
+        return _owned(resource, obj, check_vm(state, obj))
+    return _owned(resource, obj, _check_other_object(state, resource, obj))
 
+
+def _check_other_object(state: HarvesterState, resource: Resource, obj: Obj) -> Judgement:
+    """Return the judgement on an object that is neither a VM nor an IPPool."""
     if is_of_guest(resource, obj):
-        verdict, detail = check_guest_object(resource, obj, state.owners)
+        origin = check_guest_object(resource, obj, state.owners)
     else:
-        verdict, detail = check_origin(resource, obj, state.owners, state.named_vms)
+        origin = check_origin(resource, obj, state.owners, state.referenced_vms)
+
     user = _user(state, resource, obj)
-    if verdict is Verdict.LEAKED and _needs_unseen_vms(state, resource, obj):
-        verdict, detail = Verdict.UNKNOWN, "VMs that may use it or prove its owner are not seen"
-    elif verdict is Verdict.LEAKED and resource is resources.VM_BACKUPS and is_retained(obj):
-        verdict, detail = Verdict.IN_USE, "outlives its cluster (deletionPolicy: Retain)"
-    elif verdict is Verdict.LEAKED and user:
-        verdict, detail = Verdict.IN_USE, f"its owner no longer exists, but {user} uses it"
-    elif verdict is Verdict.LEAKED and being_deleted(obj):
-        detail = "is being deleted"
-    elif user:
-        detail = f"{user} uses it"
-    return _owned(resource, obj, verdict, detail)
+    if origin.verdict is not Verdict.LEAKED:
+        return Judgement(origin.verdict, f"{user} uses it" if user else origin.detail)
+    if _depends_on_unread_vms(state, resource, obj):
+        return Judgement(Verdict.UNKNOWN, _UNREAD_VMS)
+    if resource is resources.VM_BACKUPS and is_retained(obj):
+        return Judgement(Verdict.IN_USE, "outlives its cluster (deletionPolicy: Retain)")
+    if user:
+        return Judgement(Verdict.IN_USE, f"its owner no longer exists, but {user} uses it")
+    if being_deleted(obj):
+        return Judgement(Verdict.LEAKED, "is being deleted")
+    return origin
 
 
-def check_vm(state: HarvesterState, vm: Obj) -> tuple[Verdict, str]:
-    """Return what is known of a VM, and why: one that may be at work is no leftover.
+def check_vm(state: HarvesterState, vm: Obj) -> Judgement:
+    """Return the judgement on a VM. A VM that may be in use is not a leftover.
 
-    A management cluster that was restored to an older state, or moved, does not have the owners of
-    VMs that serve their users.
+    A management cluster that was moved, or restored to an older state, may lack the owners of VMs
+    that serve their users.
     """
-    verdict, detail = check_origin(VMS, vm, state.owners, state.named_vms)
-    if verdict is not Verdict.LEAKED:
-        return verdict, detail
-    if _needs_unseen_vms(state, VMS, vm):
-        return Verdict.UNKNOWN, "VMs that may use it or prove its owner are not seen"
+    origin = check_origin(VMS, vm, state.owners, state.referenced_vms)
+    if origin.verdict is not Verdict.LEAKED:
+        return origin
+    if _depends_on_unread_vms(state, VMS, vm):
+        return Judgement(Verdict.UNKNOWN, _UNREAD_VMS)
     if being_deleted(vm):
-        return verdict, "is being deleted"
+        return Judgement(Verdict.LEAKED, "is being deleted")
 
     # A VM of a parked cluster has data that its users need again.
     if names.PARKED_STRATEGY_ANNOTATION in annotations_of(vm) and not state.include_running:
-        return Verdict.IN_USE, f"{detail}, but it is parked: adopt it, or delete it with --running"
+        remedy = "adopt it, or delete it with --running"
+        return Judgement(Verdict.IN_USE, f"{origin.detail}, but it is parked: {remedy}")
     status = str(at(vm, "status", "printableStatus") or "of unknown state")
     if status != _STOPPED and not state.include_running:
         remedy = "adopt it, or stop it, or delete it with --running"
-        return Verdict.IN_USE, f"{detail}, but it is {status}: {remedy}"
-    return verdict, f"{detail}; {status}"
+        return Judgement(Verdict.IN_USE, f"{origin.detail}, but it is {status}: {remedy}")
+    return Judgement(Verdict.LEAKED, f"{origin.detail}; {status}")
 
 
 def check_pool(
     state: HarvesterState, pool: Obj, leaked: Collection[str] = frozenset()
 ) -> OwnedObject:
-    """Return what is known of an IPPool: it is no leftover while another holder has an address.
+    """Return an IPPool with the verdict on it. A pool with addresses in use is not a leftover.
 
-    :param state: what holds its addresses, and what the management cluster has
-    :param pool: the IPPool
+    :param state: the Harvester of the pool, and the owners on the management cluster
     :param leaked: kinds and names of leftovers, whose addresses are released with them
     """
-    verdict, detail = check_origin(POOLS, pool, state.owners, state.named_vms)
-    if verdict is not Verdict.LEAKED:
-        return _owned(POOLS, pool, verdict, detail)
+    judgement = check_origin(POOLS, pool, state.owners, state.referenced_vms)
+    if judgement.verdict is Verdict.LEAKED:
+        judgement = _check_use_of_pool(state, pool, leaked) or judgement
+    return _owned(POOLS, pool, judgement)
 
-    name = key_of(pool).name
+
+def _check_use_of_pool(
+    state: HarvesterState, pool: Obj, leaked: Collection[str]
+) -> Judgement | None:
+    """Return why a pool without an owner is not a leftover; None if it is one."""
     if state.owners.namespaces is not None:
-        verdict, detail = Verdict.UNKNOWN, "HarvesterClusters of all namespaces are not seen"
-    elif user := state.pool_users.get(name):
-        verdict, detail = Verdict.IN_USE, f"its owner no longer exists, but {user} refers to it"
-    elif user := cluster_user(POOLS, pool, state.lasting_vms, state.vm_verdicts, state.owners):
-        verdict, detail = Verdict.IN_USE, f"its owner no longer exists, but {user} may need it"
-    else:
-        entries = {report.name: report.entries for report in state.pools}.get(name)
-        holders = [
-            entry.owner or entry.id
-            for entry in entries or ()
-            if _address(entry, leaked).verdict is not Verdict.LEAKED
-        ]
-        if entries is None:
-            verdict, detail = Verdict.UNKNOWN, "its addresses are not seen"
-        elif holders:
-            verdict, detail = Verdict.IN_USE, f"{name_some(holders, 1)} has an address of it"
-    return _owned(POOLS, pool, verdict, detail)
+        return Judgement(Verdict.UNKNOWN, "HarvesterClusters of all namespaces are not seen")
+    if user := state.pool_users.get(key_of(pool).name):
+        return Judgement(Verdict.IN_USE, f"its owner no longer exists, but {user} refers to it")
+    if user := cluster_user(POOLS, pool, state.remaining_vms, state.vm_verdicts, state.owners):
+        return Judgement(Verdict.IN_USE, f"its owner no longer exists, but {user} may need it")
+
+    report = next((report for report in state.pools if report.name == key_of(pool).name), None)
+    if report is None:
+        return Judgement(Verdict.UNKNOWN, "its addresses are not seen")
+    holders = [
+        entry.owner or entry.id
+        for entry in report.entries
+        if _address(entry, leaked).verdict is not Verdict.LEAKED
+    ]
+    if holders:
+        return Judgement(Verdict.IN_USE, f"{name_some(holders, 1)} uses one of its addresses")
+    return None
 
 
-def _owned(resource: Resource, obj: Obj, verdict: Verdict, detail: str) -> OwnedObject:
-    key, guest = key_of(obj), recorded_guest(obj)
+def _owned(resource: Resource, obj: Obj, judgement: Judgement) -> OwnedObject:
+    key = key_of(obj)
+    guest = recorded_guest(obj)
     recorded = annotations_of(obj).get(names.OWNER_CLUSTER_ANNOTATION, "")
     return OwnedObject(
         kind=resource.kind,
         name=key.name,
-        verdict=verdict,
+        verdict=judgement.verdict,
         namespace=key.namespace,
         owner=describe_owner(obj),
         management_cluster=recorded or (guest.management_cluster if guest else ""),
         created=str(obj["metadata"].get("creationTimestamp") or ""),
-        detail=detail,
+        detail=judgement.detail,
         uid=uid_of(obj),
     )
 
 
 def _address(entry: Entry, leaked: Collection[str]) -> OwnedObject:
-    """Return what is known of an allocated address.
+    """Return an allocated address with the verdict on it.
 
-    One that a leftover holds is a leftover, too.
+    An address that a leftover holds is also a leftover.
     """
     address = OwnedObject(
         kind=ADDRESS,
@@ -329,10 +349,10 @@ def _address(entry: Entry, leaked: Collection[str]) -> OwnedObject:
     return address
 
 
-def _needs_unseen_vms(state: HarvesterState, resource: Resource, obj: Obj) -> bool:
-    """Whether VMs that could not be read may use an object, or prove who its owner is."""
+def _depends_on_unread_vms(state: HarvesterState, resource: Resource, obj: Obj) -> bool:
+    """Return whether VMs that could not be read may use an object, or prove its owner."""
     namespaces = target_namespaces(resource, obj)
-    if all(map(state.sees_vms, ("",) if namespaces is None else namespaces)):
+    if all(map(state.has_read_vms, ("",) if namespaces is None else namespaces)):
         return False
     owner = owner_of(obj)
     is_recreated = owner is not None and find_owner(owner, state.owners) is not None
@@ -341,19 +361,19 @@ def _needs_unseen_vms(state: HarvesterState, resource: Resource, obj: Obj) -> bo
 
 
 def _user(state: HarvesterState, resource: Resource, obj: Obj) -> str:
-    """Return a VM that uses an object and is no leftover itself, empty if there is none."""
-    for vm in state.users.get((resource, key_of(obj)), ()):
+    """Return a VM that uses an object and is not a leftover itself; empty if there is none."""
+    for vm in state.vms_by_used_object.get((resource, key_of(obj)), ()):
         if state.vm_verdicts[key_of(vm)] is not Verdict.LEAKED:
             return f"{VMS.kind} {key_of(vm)}"
-    return cluster_of_object(state, resource, obj, state.lasting_vms)
+    return cluster_of_object(state, resource, obj, state.remaining_vms)
 
 
 def cluster_of_object(
     state: HarvesterState, resource: Resource, obj: Obj, vms: Collection[Obj]
 ) -> str:
-    """Return a VM that may belong to the cluster or guest of an object, empty if there is none.
+    """Return a VM that may belong to the cluster or guest of an object; empty if there is none.
 
-    :param state: what is known of the VMs
+    :param state: the Harvester, with the verdicts on its VMs
     :param resource: the kind of the object
     :param obj: an object on Harvester
     :param vms: VMs that are not deleted before the object
@@ -365,9 +385,9 @@ def cluster_of_object(
 
 
 def _is_listed(state: HarvesterState, resource: Resource, obj: Obj) -> bool:
-    """Whether an object is of interest without a record: Harvester has many that are not.
+    """Return whether an object has a record, or may have been created by the provider.
 
-    Of Secrets, Services and accounts, these are such as the provider makes.
+    Harvester has many other Secrets, Services and accounts.
     """
     if has_record(obj):
         return True
@@ -375,7 +395,7 @@ def _is_listed(state: HarvesterState, resource: Resource, obj: Obj) -> bool:
     if resource is SECRETS:
         return key.name.endswith("-cloud-init")
     if resource is SERVICES:
-        # Harvester makes one for each of its load balancers.
+        # Harvester creates one for each of its load balancers.
         return key not in state.balancers
     if resource is CLUSTER_ROLE_BINDINGS:
         return at(obj, "roleRef", "name") == names.CLOUD_PROVIDER_ROLE

@@ -1,8 +1,8 @@
-"""Delete leftovers, object by object, each as it is right before.
+"""Delete leftovers one by one, after another check of each.
 
-Whatever was decided before is decided again from what both sides have now, and preconditions make a
-deletion fail if the object changed in between. Objects go in an order in which none that remains
-needs another: an interrupted run loses nothing, and another run continues.
+Right before each deletion, the object and its owner are read and checked again. Preconditions make
+the deletion fail if the object changes in between. Users are deleted before what they use, so an
+interrupted run leaves nothing broken, and another run continues.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from operations.read.harvesterclient import HarvesterClient
 from operations.read.management import list_all
 from operations.read.owners import OwnerObjects, read_owners
 
-_ATTEMPTS = 5
-_POLL = 1.0
+_MAX_ATTEMPTS = 5
+_POLL_SECONDS = 1.0
 
 
 class LeftoverDeleter:
-    """Deletes leftovers on one Harvester, and reports each as soon as its outcome is known."""
+    """Deletes leftovers on one Harvester, and reports each outcome as soon as it is known."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class LeftoverDeleter:
 
         :param management: client of the management cluster
         :param harvester: the Harvester
-        :param namespace: whose owners are read if those of all namespaces may not be
+        :param namespace: the namespace of owners if the account may not read all namespaces
         :param report: called with each outcome
-        :param seconds: how long to wait for objects of a kind to be deleted
+        :param seconds: how long to wait for the deletion of the objects of one kind
         :param include_running: whether to delete VMs that are not stopped
         """
         self._management = management
@@ -84,7 +84,7 @@ class LeftoverDeleter:
         self._owners = OwnerObjects("", {}, frozenset())
 
     async def delete(self, leftovers: LeftoverReport) -> None:
-        """Delete what of a report is left over now. Never raises `RequestError`."""
+        """Delete the objects of a report that are still leftovers. Never raises `RequestError`."""
         for resource in KINDS:
             if resource is POOLS:
                 await self._release_addresses(leftovers)
@@ -93,14 +93,14 @@ class LeftoverDeleter:
             )
 
     async def _delete_kind(self, resource: Resource, leftovers: list[OwnedObject]) -> None:
-        """Request the deletion of objects of a kind, then wait for its end."""
+        """Request the deletion of objects of a kind, then wait until they are deleted."""
         if not leftovers:
             return
         try:
             self._owners = await read_owners(self._management, self._namespace)
         except RequestError as error:
             for leftover in leftovers:
-                self._say(leftover, Outcome.FAILED, f"the management cluster: {error}")
+                self._report_outcome(leftover, Outcome.FAILED, f"the management cluster: {error}")
             return
 
         self._vms.clear()
@@ -110,40 +110,40 @@ class LeftoverDeleter:
         await self._wait(resource, requested)
 
     async def _delete_object(self, resource: Resource, leftover: OwnedObject) -> bool:
-        """Request the deletion of an object. Return whether something still keeps it."""
+        """Request the deletion of an object, and return whether it still exists."""
         try:
-            for attempt in range(_ATTEMPTS):
+            for attempt in range(_MAX_ATTEMPTS):
                 try:
-                    return await self._delete_as_it_is(resource, leftover)
+                    return await self._check_and_delete(resource, leftover)
                 except Conflict:
-                    # Something else wrote the object, or its binding: it is checked again.
-                    if attempt == _ATTEMPTS - 1:
+                    # The object or its binding was modified, so it must be checked again.
+                    if attempt == _MAX_ATTEMPTS - 1:
                         raise
-                    await asyncio.sleep(_POLL / 4)
+                    await asyncio.sleep(_POLL_SECONDS / 4)
         except NotFound:
-            self._say(leftover, Outcome.DELETED, "did not exist any more")
+            self._report_outcome(leftover, Outcome.DELETED, "no longer existed")
         except RequestError as error:
-            self._say(leftover, Outcome.FAILED, str(error))
+            self._report_outcome(leftover, Outcome.FAILED, str(error))
         return False
 
-    async def _delete_as_it_is(self, resource: Resource, leftover: OwnedObject) -> bool:
+    async def _check_and_delete(self, resource: Resource, leftover: OwnedObject) -> bool:
         """Read an object and its owner, and request its deletion if it is still a leftover.
 
-        Return whether something still keeps it. Raises `Conflict` if it was written meanwhile,
+        Return whether the object still exists. Raises `Conflict` if it was modified meanwhile,
         `ApiError`, `Unreachable`.
         """
         client = self._harvester.of(leftover.namespace)
         obj = await client.get(resource, leftover.name, leftover.namespace)
         if uid_of(obj) != leftover.uid:
-            self._say(leftover, Outcome.DELETED, "another object has its name now")
+            self._report_outcome(leftover, Outcome.DELETED, "another object has its name now")
             return False
 
         owner = owner_of(obj)
         if owner is not None:
-            await self._refresh(owner)
+            await self._refresh_owner(owner)
         current = await self._check(resource, obj)
         if current.verdict is not Verdict.LEAKED:
-            self._say(leftover, Outcome.KEPT, current.detail)
+            self._report_outcome(leftover, Outcome.KEPT, current.detail)
             return False
         if being_deleted(obj):
             return True
@@ -160,13 +160,14 @@ class LeftoverDeleter:
             resource_version=str(obj["metadata"]["resourceVersion"]),
         )
         if answer is None:
-            self._say(leftover, Outcome.DELETED)
+            self._report_outcome(leftover, Outcome.DELETED)
         return answer is not None
 
-    async def _refresh(self, owner: Owner) -> None:
-        """Read an owner, so that one that exists by now keeps its objects."""
+    async def _refresh_owner(self, owner: Owner) -> None:
+        """Read an owner again, because an owner that was created meanwhile keeps its objects."""
         key = Key(owner.namespace, owner.name)
-        machines, clusters = dict(self._owners.machines), dict(self._owners.clusters)
+        machines = dict(self._owners.machines)
+        clusters = dict(self._owners.clusters)
         for resource, objs in (
             (resources.HARVESTER_MACHINES, machines),
             (resources.HARVESTER_CLUSTERS, clusters),
@@ -181,31 +182,31 @@ class LeftoverDeleter:
         self._owners = replace(self._owners, machines=machines, clusters=clusters)
 
     async def _check(self, resource: Resource, obj: Obj) -> OwnedObject:
-        """Return what is known of an object now.
+        """Return an object with the verdict on it now.
 
-        While a VM exists, what it and its cluster need stays, also if it is a leftover itself.
+        As long as a VM exists, objects that it and its cluster need stay, even if the VM itself is
+        a leftover.
         """
         if resource is POOLS:
             pools = await read_pools(self._harvester, self._owners)
             objects = {POOLS: pools.pools, VMS: pools.owners.vms}
             state = HarvesterState(
-                self._harvester.server,
-                self._owners,
-                objects,
-                pools.reports(),
-                pools.vm_namespaces,
-                self._include_running,
+                harvester=self._harvester.server,
+                owners=self._owners,
+                objects=objects,
+                pools=pools.reports(),
+                vm_namespaces=pools.vm_namespaces,
+                include_running=self._include_running,
             )
             return self._unless_used(check_pool(state, obj), state, resource, obj)
 
-        # VMs use disks, Secrets and what clusters have, and may prove that an owner of the same
-        # name is the former one.
+        # VMs may use the object, or prove that a recreated owner has adopted it.
         namespaces = target_namespaces(resource, obj) or self._harvester.namespaces
         vms = [vm for name in sorted(namespaces) for vm in await self._vms_of(name)]
         state = HarvesterState(
-            self._harvester.server,
-            self._owners,
-            {VMS: vms},
+            harvester=self._harvester.server,
+            owners=self._owners,
+            objects={VMS: vms},
             include_running=self._include_running,
         )
         return self._unless_used(check_object(state, resource, obj), state, resource, obj)
@@ -213,26 +214,27 @@ class LeftoverDeleter:
     def _unless_used(
         self, current: OwnedObject, state: HarvesterState, resource: Resource, obj: Obj
     ) -> OwnedObject:
-        """Return what is known of an object, in use if a VM that still exists needs it."""
+        """Return a leftover as in use if a VM that still exists needs it."""
         if current.verdict is not Verdict.LEAKED:
             return current
-        users = [f"{VMS.kind} {key_of(vm)}" for vm in state.users.get((resource, key_of(obj)), ())]
-        users.append(cluster_of_object(state, resource, obj, state.of(VMS)))
-        user = next(filter(None, users), "")
-        return (
-            replace(current, verdict=Verdict.IN_USE, detail=f"{user} still exists")
-            if user
-            else current
+        vms = state.vms_by_used_object.get((resource, key_of(obj)))
+        user = (
+            f"{VMS.kind} {key_of(vms[0])}"
+            if vms
+            else cluster_of_object(state, resource, obj, state.of(VMS))
         )
+        if not user:
+            return current
+        return replace(current, verdict=Verdict.IN_USE, detail=f"{user} still exists")
 
     async def _vms_of(self, namespace: str) -> list[Obj]:
-        """Return the VMs of a namespace, as they were when the deletion of a kind began."""
+        """Return the VMs of a namespace, read once for the deletion of each kind."""
         if namespace not in self._vms:
             self._vms[namespace] = await list_all(self._harvester.of(namespace), VMS, namespace)
         return self._vms[namespace]
 
     async def _unbind(self, account: Key) -> None:
-        """Remove an account from the binding for all guests of its namespace.
+        """Remove an account from the ClusterRoleBinding for all guests of its namespace.
 
         Raises `ApiError`, `Unreachable`.
         """
@@ -252,28 +254,32 @@ class LeftoverDeleter:
         )
 
     async def _wait(self, resource: Resource, requested: Iterable[OwnedObject]) -> None:
-        """Wait until objects are deleted, and report those that are not in time."""
+        """Wait until objects are deleted, and report those that still exist after the timeout."""
         loop = asyncio.get_running_loop()
-        end, remaining = loop.time() + self._seconds, list(requested)
+        deadline = loop.time() + self._seconds
+        remaining = list(requested)
         while remaining:
             finalizers: dict[str, str] = {}
             for leftover in tuple(remaining):
                 obj = await self._find(resource, leftover)
                 if obj is None or uid_of(obj) != leftover.uid:
-                    self._say(leftover, Outcome.DELETED)
+                    self._report_outcome(leftover, Outcome.DELETED)
                     remaining.remove(leftover)
                     continue
                 keeping = ", ".join(obj["metadata"].get("finalizers") or ())
                 finalizers[leftover.subject] = f"finalizers {keeping}" if keeping else ""
-            if loop.time() > end:
+            if loop.time() > deadline:
                 break
             if remaining:
-                await asyncio.sleep(_POLL)
+                await asyncio.sleep(_POLL_SECONDS)
         for leftover in remaining:
-            self._say(leftover, Outcome.DELETING, finalizers[leftover.subject])
+            self._report_outcome(leftover, Outcome.DELETING, finalizers[leftover.subject])
 
     async def _find(self, resource: Resource, leftover: OwnedObject) -> Obj | None:
-        """Return an object as it is now, None once it is deleted, and nothing known as it was."""
+        """Return an object; None if it was deleted.
+
+        If it cannot be read, it counts as existing, with the error in place of its finalizers.
+        """
         try:
             return await self._harvester.of(leftover.namespace).get(
                 resource, leftover.name, leftover.namespace
@@ -284,7 +290,7 @@ class LeftoverDeleter:
             return {"metadata": {"uid": leftover.uid, "finalizers": [f"not seen: {error}"]}}
 
     async def _release_addresses(self, leftovers: LeftoverReport) -> None:
-        """Release addresses that leaked, and those of what was deleted; correct the counts."""
+        """Release addresses that leaked or whose holders were deleted, and correct counts."""
         addresses = [obj for obj in leftovers.leaked if obj.kind == ADDRESS]
         pools = {obj.pool for obj in addresses} | {report.name for report in leftovers.pools}
         invalid = {report.name: report.error for report in leftovers.pools if report.error}
@@ -308,18 +314,19 @@ class LeftoverDeleter:
             for deletion in deletions:
                 self._report(deletion)
 
-    def _say(self, leftover: OwnedObject, outcome: Outcome, message: str = "") -> None:
+    def _report_outcome(self, leftover: OwnedObject, outcome: Outcome, message: str = "") -> None:
         self._report(Deletion(self._harvester.server, leftover.subject, outcome, message))
 
 
 async def _keep_disks(client: ApiClient, vm: Obj) -> Obj:
-    """Have Harvester delete no disk with a VM: each is checked and deleted after it.
+    """Keep Harvester from deleting disks with a VM, and return the changed VM.
 
-    Returns the VM as it is then. Raises `ApiError`, `Unreachable`.
+    Each disk is checked on its own after the VM was deleted. Raises `ApiError`, `Unreachable`.
     """
     if not listed_claims(vm):
         return vm
-    key, version = key_of(vm), vm["metadata"]["resourceVersion"]
+    key = key_of(vm)
+    version = vm["metadata"]["resourceVersion"]
     patch = {"metadata": {**deletion_list(()), "resourceVersion": version}}
     return await client.patch(VMS, key.name, key.namespace, patch)
 

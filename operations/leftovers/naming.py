@@ -1,7 +1,7 @@
-"""Whether an object is what the owner in its record makes: pure decisions.
+"""Decide whether the provider has created an object for the owner in its record. No I/O.
 
-A record alone does not prove it. When Harvester restores a backup of a VM, it copies the record of
-the VM's machine to disks that hold the data of another user.
+The record alone does not prove it: when Harvester restores a backup of a VM, it copies the record
+of the VM's machine to disks that hold the data of another user.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from caphv.api.object import (
 from caphv.api.ownership import Owner, recorded_owner
 from caphv.api.virtualmachine import cloud_init_secret_name, is_machine_pvc
 from caphv.api.vmbackup import is_backup_name
-from operations.capacity.addresspools import Verdict
-from operations.leftovers.records import NamedVMs, check_record
+from operations.capacity.addresspools import Judgement, Verdict
+from operations.leftovers.records import ReferencedVMs, check_record
 from operations.read.owners import OwnerObjects
 
 _SUFFIXES = {
@@ -36,34 +36,34 @@ _SUFFIXES = {
 
 
 def check_origin(
-    resource: Resource, obj: Obj, owners: OwnerObjects, named: NamedVMs
-) -> tuple[Verdict, str]:
-    """Return what record and name of an object say together, and why.
+    resource: Resource, obj: Obj, owners: OwnerObjects, referenced: ReferencedVMs
+) -> Judgement:
+    """Return the judgement on an object by its record and its name.
 
     :param resource: the kind of the object
     :param obj: an object on Harvester
-    :param owners: what the management cluster has
-    :param named: VMs on this Harvester that its machines name
+    :param owners: possible owners on the management cluster
+    :param referenced: VMs on this Harvester that HarvesterMachines refer to
     """
-    verdict, detail = check_record(obj, owners, named)
+    judgement = check_record(obj, owners, referenced)
     owner = recorded_owner(obj)
-    if verdict is not Verdict.LEAKED or owner is None:
-        return verdict, detail
+    if judgement.verdict is not Verdict.LEAKED or owner is None:
+        return judgement
 
     if names.RESTORE_ANNOTATION in annotations_of(obj):
         why = "Harvester restored it from a backup, with a copied record: delete it by hand"
-        return Verdict.UNKNOWN, why
+        return Judgement(Verdict.UNKNOWN, why)
     if not has_generated_name(resource, key_of(obj).name, owner):
         subject = f"{owner.kind} {Key(owner.namespace, owner.name)}"
-        return Verdict.UNKNOWN, f"{subject} makes none of this name: delete it by hand"
-    return verdict, detail
+        why = f"the provider gives no object of {subject} this name: delete it by hand"
+        return Judgement(Verdict.UNKNOWN, why)
+    return judgement
 
 
 def has_generated_name(resource: Resource, name: str, owner: Owner) -> bool:
-    """Whether the provider gives objects of a kind this name for an owner.
+    """Return whether the provider gives this name to an object that it creates for an owner.
 
-    :param resource: the kind
-    :param name: the name
+    :param resource: the kind of the object
     :param owner: a HarvesterMachine or HarvesterCluster
     """
     if owner.kind == resources.HARVESTER_MACHINES.kind:
@@ -99,13 +99,14 @@ def _is_of_cluster(resource: Resource, name: str, owner: Owner) -> bool:
 def cluster_names(owner: Owner) -> list[str]:
     """Return the names that the Cluster of a HarvesterCluster may have.
 
-    A topology appends characters to the name of the Cluster, and the record names only the result.
+    A topology derives the name of the HarvesterCluster by appending characters to that of the
+    Cluster. The record has only the former.
     """
     parts = owner.name.split("-")
     return ["-".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
 def _is_account(name: str, owner: Owner) -> bool:
-    """Whether an account has the name of the Cluster, or that name with a hash."""
+    """Return whether an account has the name of the Cluster, or that name with a hash."""
     clusters = cluster_names(owner)
     return name in clusters or re.sub(r"-[0-9a-f]{8}\Z", "", name) in clusters

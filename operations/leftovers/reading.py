@@ -1,7 +1,8 @@
 """Read everything on a Harvester that may have the record of an owner.
 
-The account of an identity may not list Secrets and accounts, so that a token of it that leaks does
-not lead to others: there, those are read whose names follow from what can be listed.
+The account of an identity may not list Secrets and accounts, so that its token, if leaked, does not
+reveal others. With such an account, Secrets and accounts are read by name. The names are derived
+from the objects that can be listed.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from operations.read.management import unseen
 from operations.read.objects import Unseen
 from operations.read.owners import OwnerObjects
 
-_AT_ONCE = 16
+_MAX_CONCURRENT = 16
 
 
 async def read_state(
-    harvester: HarvesterClient, owners: OwnerObjects, *, include_running: bool = False
+    harvester: HarvesterClient, owners: OwnerObjects, *, include_running: bool
 ) -> tuple[HarvesterState, list[Unseen]]:
-    """Read what is on a Harvester, and what of it could not be read.
+    """Read the objects on a Harvester, and return them with what could not be read.
 
-    Raises `ApiError`, `Unreachable` when the Harvester does not answer or shows no IPPools.
+    Raises `ApiError`, `Unreachable` if the Harvester does not answer or IPPools cannot be read.
 
     :param harvester: the Harvester
-    :param owners: what the management cluster has
+    :param owners: possible owners on the management cluster
     :param include_running: whether VMs that are not stopped may be leftovers
     """
     pools = await read_pools(harvester, owners)
@@ -62,7 +63,8 @@ async def read_state(
     }
 
     guests = await _read_guests(harvester, hidden)
-    machines, clusters = _machine_names(pools, objects), _cluster_names(objects, guests)
+    machines = _machine_names(pools, objects)
+    clusters = _cluster_names(objects, guests)
     tokens = {Key(key.namespace, f"{key.name}-token") for key in clusters}
     secrets = {Key(key.namespace, cloud_init_secret_name(key.name)) for key in machines} | tokens
     bindings = {Key("", key.name) for key in clusters}
@@ -76,13 +78,18 @@ async def read_state(
         ],
     }
     state = HarvesterState(
-        harvester.server, owners, objects, pools.reports(), pools.vm_namespaces, include_running
+        harvester=harvester.server,
+        owners=owners,
+        objects=objects,
+        pools=pools.reports(),
+        vm_namespaces=pools.vm_namespaces,
+        include_running=include_running,
     )
     return state, hidden
 
 
 def _machine_names(pools: PoolObjects, objects: Mapping[Resource, list[Obj]]) -> set[Key]:
-    """Return namespace on Harvester and name of the machines of which something is left there."""
+    """Return the namespaces on Harvester and names of machines that have left something there."""
     target_namespaces: dict[str, set[str]] = defaultdict(set)
     machines: set[Key] = set()
     for resource in (resources.VIRTUAL_MACHINES, PERSISTENT_VOLUME_CLAIMS):
@@ -92,7 +99,7 @@ def _machine_names(pools: PoolObjects, objects: Mapping[Resource, list[Obj]]) ->
                 machines.add(Key(key_of(obj).namespace, owner.name))
                 target_namespaces[owner.namespace].add(key_of(obj).namespace)
 
-    # Of some, only an address is left, with the namespace on the management cluster.
+    # Some machines have left only an address, with their namespace on the management cluster.
     for pool in pools.pools:
         for holder in (*allocated(pool).values(), *allocated_before(pool).values()):
             # The name of a machine of the Go provider may look like the id of an interface.
@@ -103,7 +110,7 @@ def _machine_names(pools: PoolObjects, objects: Mapping[Resource, list[Obj]]) ->
 
 
 def _cluster_names(objects: Mapping[Resource, list[Obj]], guests: Iterable[Key]) -> set[Key]:
-    """Return namespace on Harvester and name of the clusters that may have an account there."""
+    """Return the namespaces on Harvester and names of clusters that may have an account there."""
     clusters = set(guests)
     for resource in (resources.LOAD_BALANCERS, SERVICES):
         for obj in objects[resource]:
@@ -114,7 +121,7 @@ def _cluster_names(objects: Mapping[Resource, list[Obj]], guests: Iterable[Key])
 
 
 async def _read_guests(harvester: HarvesterClient, hidden: list[Unseen]) -> list[Key]:
-    """Return the accounts that the bindings for all guests of a namespace name."""
+    """Return the accounts in the ClusterRoleBindings for all guests of a namespace."""
     keys = {Key("", f"{GUESTS_PREFIX}{namespace}") for namespace in harvester.namespaces}
     bindings = await _get(harvester, CLUSTER_ROLE_BINDINGS, keys, hidden)
     return [
@@ -128,7 +135,7 @@ async def _read_guests(harvester: HarvesterClient, hidden: list[Unseen]) -> list
 async def _read_backups(harvester: HarvesterClient, hidden: list[Unseen]) -> list[Obj]:
     """Return the backups of VMs, without their content, which includes Secrets.
 
-    An account without the right to read them makes none, so that nothing is hidden then.
+    An account that may not read backups has created none, so a refusal hides nothing.
     """
     refused: list[Unseen] = []
     backups, _ = await list_everywhere(harvester, resources.VM_BACKUPS, refused, metadata_only=True)
@@ -139,14 +146,12 @@ async def _read_backups(harvester: HarvesterClient, hidden: list[Unseen]) -> lis
 async def _list_or_get(
     harvester: HarvesterClient, resource: Resource, keys: Iterable[Key], hidden: list[Unseen]
 ) -> list[Obj]:
-    """Read all objects of a kind, or where the account may not list them, those of these names.
+    """Read all objects of a kind, or only those with the given names if they cannot be listed.
 
-    :param harvester: the Harvester
-    :param resource: the kind
     :param keys: namespaces and names of objects that may exist
-    :param hidden: gets what could not be read
+    :param hidden: what could not be read is added to it
     """
-    # Of a binding, its role and subjects matter.
+    # The role and subjects of a binding are needed as well.
     metadata_only = resource is not CLUSTER_ROLE_BINDINGS
     refused: list[Unseen] = []
     objs, namespaces = await list_everywhere(
@@ -166,14 +171,12 @@ async def _list_or_get(
 async def _get(
     harvester: HarvesterClient, resource: Resource, keys: Iterable[Key], hidden: list[Unseen]
 ) -> list[Obj]:
-    """Read objects by name, as far as they exist and may be read.
+    """Read those of the named objects that exist and may be read.
 
-    :param harvester: the Harvester
-    :param resource: the kind
     :param keys: namespaces and names
-    :param hidden: gets what could not be read
+    :param hidden: what could not be read is added to it
     """
-    limit = asyncio.Semaphore(_AT_ONCE)
+    limit = asyncio.Semaphore(_MAX_CONCURRENT)
     head = {"apiVersion": resource.api_version, "kind": resource.kind}
 
     async def read(key: Key) -> Obj | None:
@@ -183,11 +186,12 @@ async def _get(
         except NotFound:
             return None
         except Forbidden:
-            return None  # a namespace of no cluster: that it cannot be listed is noted already
+            # The account may not list this namespace either, which `hidden` already says.
+            return None
         except RequestError as error:
             hidden.append(unseen(f"{resource.kind} {key} on Harvester", error))
             return None
-        # Secrets have content that nothing here needs.
+        # Drop the content of Secrets, which nothing here needs.
         return {**head, "metadata": obj["metadata"]} if resource is SECRETS else {**head, **obj}
 
     objs = await asyncio.gather(*(read(key) for key in sorted(keys) if key.name))

@@ -1,8 +1,8 @@
-"""Whether the owner that a record on Harvester names still exists: pure decisions.
+"""Decide whether the owner that a record on Harvester names still exists. No I/O.
 
-Only an object whose record names this management cluster, and an owner there that does not exist,
-may be a leftover. An owner of the same name with another uid counts as existing if the provider
-would let it adopt the object, as after a move or a restored backup.
+An object may be a leftover only if its record names this management cluster and an owner that does
+not exist there. An owner of the same name with another uid counts as existing if the provider would
+let it adopt the object, as after a move or a restored backup.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from caphv.api import clusterapi, names, resources
 from caphv.api.ippool import referenced_pools
 from caphv.api.object import Key, Obj, annotations_of, at, dict_at, uid_of
 from caphv.api.ownership import Owner, former_owner, recorded_owner, wants_adoption
-from operations.capacity.addresspools import Verdict
+from operations.capacity.addresspools import Judgement, Verdict
 from operations.read.owners import OwnerObjects
 
 _RECORD = (
@@ -25,11 +25,13 @@ _RECORD = (
 
 
 @dataclass(frozen=True, slots=True)
-class NamedVMs:
-    """VMs that HarvesterMachines name by uid, whatever the records on them say.
+class ReferencedVMs:
+    """VMs whose uid a HarvesterMachine refers to, no matter what the records on the VMs say.
 
-    `owners` are the owners that those records name: the provider adopts disks and Secret with the
-    VM. `clusters` are the clusters of those machines, by namespace and name.
+    :param uids: the uids of these VMs
+    :param owners: the owners in the records of these VMs. Their other objects are no leftovers
+        either, because the provider adopts disks and Secret together with the VM.
+    :param clusters: the clusters of the HarvesterMachines, by namespace and name
     """
 
     uids: frozenset[str] = frozenset()
@@ -37,74 +39,79 @@ class NamedVMs:
     clusters: frozenset[Key] = frozenset()
 
 
-def named_vms(vms: Iterable[Obj], owners: OwnerObjects) -> NamedVMs:
-    """Return which of these VMs HarvesterMachines name."""
-    machines = {
-        uid: machine for machine in owners.machines.values() for uid in _named_uids(machine)
-    }
-    named = {uid_of(vm): vm for vm in vms if uid_of(vm) in machines}
-    return NamedVMs(
-        frozenset(named),
-        frozenset(owner for vm in named.values() if (owner := recorded_owner(vm))),
-        frozenset(_cluster_of(machines[uid]) for uid in named),
+def referenced_vms(vms: Iterable[Obj], owners: OwnerObjects) -> ReferencedVMs:
+    """Return the VMs whose uid a HarvesterMachine refers to."""
+    machines = {uid: machine for machine in owners.machines.values() for uid in _vm_uids(machine)}
+    referenced = {uid_of(vm): vm for vm in vms if uid_of(vm) in machines}
+    return ReferencedVMs(
+        uids=frozenset(referenced),
+        owners=frozenset(owner for vm in referenced.values() if (owner := recorded_owner(vm))),
+        clusters=frozenset(_cluster_of(machines[uid]) for uid in referenced),
     )
 
 
-def check_record(obj: Obj, owners: OwnerObjects, named: NamedVMs) -> tuple[Verdict, str]:
-    """Return what the record on an object says, and why: held, leaked, or not decidable here.
+def check_record(obj: Obj, owners: OwnerObjects, referenced: ReferencedVMs) -> Judgement:
+    """Return the judgement on an object by its record alone.
 
     :param obj: an object on Harvester
-    :param owners: what the management cluster has
-    :param named: VMs on this Harvester that its machines name
+    :param owners: possible owners on the management cluster
+    :param referenced: VMs on this Harvester that HarvesterMachines refer to
     """
     owner = recorded_owner(obj)
     cluster = annotations_of(obj).get(names.OWNER_CLUSTER_ANNOTATION, "")
     if cluster and (elsewhere := check_management_cluster(cluster, owners)):
         return elsewhere
     if owner is None or "/" in owner.name:
-        return Verdict.UNRECORDED, "its record is incomplete" if has_record(obj) else ""
+        detail = "its record is incomplete" if has_record(obj) else ""
+        return Judgement(Verdict.UNRECORDED, detail)
 
-    if uid_of(obj) in named.uids or owner in named.owners:
-        return Verdict.HELD, "a HarvesterMachine names the VirtualMachine by its uid"
-    return check_owner(owner, owners) or _check_successor(owner, owners, named)
+    if uid_of(obj) in referenced.uids or owner in referenced.owners:
+        detail = "a HarvesterMachine names the VirtualMachine by its uid"
+        return Judgement(Verdict.HELD, detail)
+    return check_owner(owner, owners) or _check_successor(owner, owners, referenced)
 
 
-def check_management_cluster(uid: str, owners: OwnerObjects) -> tuple[Verdict, str] | None:
-    """Return why owners on a management cluster are not among `owners`; None if they may be."""
+def check_management_cluster(uid: str, owners: OwnerObjects) -> Judgement | None:
+    """Return the judgement on an object of another management cluster; None if it is of this one.
+
+    :param uid: the uid of the management cluster in the record
+    """
     if not owners.management_cluster:
         why = "the uid of this management cluster, of namespace kube-system, is not seen"
-        return Verdict.UNKNOWN, why
+        return Judgement(Verdict.UNKNOWN, why)
     if uid != owners.management_cluster:
-        return Verdict.FOREIGN, f"of management cluster {uid}"
+        return Judgement(Verdict.FOREIGN, f"of management cluster {uid}")
     return None
 
 
-def check_owner(owner: Owner, owners: OwnerObjects) -> tuple[Verdict, str] | None:
-    """Return whether an owner on this management cluster exists, and why it is not known.
+def check_owner(owner: Owner, owners: OwnerObjects) -> Judgement | None:
+    """Return the judgement on an object by whether its owner exists on this management cluster.
 
-    None if it was created again: the caller decides whether that one takes its place.
+    None if the owner was recreated. The caller then decides whether the new one adopts the object.
     """
     if owner.kind not in (resources.HARVESTER_MACHINES.kind, resources.HARVESTER_CLUSTERS.kind):
-        return Verdict.UNKNOWN, f"owners of kind {owner.kind} are not known to this release"
+        detail = f"owners of kind {owner.kind} are not known to this release"
+        return Judgement(Verdict.UNKNOWN, detail)
     if not owners.sees(owner.namespace):
-        return Verdict.UNKNOWN, f"{owner.kind} objects of namespace {owner.namespace} are not seen"
+        detail = f"{owner.kind} objects of namespace {owner.namespace} are not seen"
+        return Judgement(Verdict.UNKNOWN, detail)
 
     namesake = find_owner(owner, owners)
     if namesake is None:
-        return Verdict.LEAKED, "its owner no longer exists"
-    return (Verdict.HELD, "") if uid_of(namesake) == owner.uid else None
+        return Judgement(Verdict.LEAKED, "its owner no longer exists")
+    return Judgement(Verdict.HELD) if uid_of(namesake) == owner.uid else None
 
 
-def _check_successor(owner: Owner, owners: OwnerObjects, named: NamedVMs) -> tuple[Verdict, str]:
-    """Return whether an owner that was created again adopts what the former one had."""
+def _check_successor(owner: Owner, owners: OwnerObjects, referenced: ReferencedVMs) -> Judgement:
+    """Return the judgement on an object whose owner was recreated."""
     successor = find_owner(owner, owners)
-    if successor is not None and _may_adopt(successor, owner, named):
-        return Verdict.HELD, "its owner was created again, and adopts it"
-    return Verdict.LEAKED, "its owner was created again, with another uid"
+    if successor is not None and _may_adopt(successor, owner, referenced):
+        return Judgement(Verdict.HELD, "its owner was created again, and adopts it")
+    return Judgement(Verdict.LEAKED, "its owner was created again, with another uid")
 
 
 def pool_users(owners: OwnerObjects) -> Mapping[str, str]:
-    """Return the HarvesterCluster or HarvesterMachine that refers to a pool, by its name."""
+    """Return for each IPPool a HarvesterCluster or HarvesterMachine that refers to it."""
     users = {}
     for kind, objs in (
         (resources.HARVESTER_MACHINES.kind, owners.machines),
@@ -118,12 +125,12 @@ def pool_users(owners: OwnerObjects) -> Mapping[str, str]:
 
 
 def has_record(obj: Obj) -> bool:
-    """Whether an object has a record, or a part of one."""
+    """Return whether an object has a record, or a part of one."""
     return any(name in annotations_of(obj) for name in _RECORD)
 
 
 def find_owner(owner: Owner, owners: OwnerObjects) -> Obj | None:
-    """Return the object of the management cluster that has kind and name of an owner."""
+    """Return the object of the management cluster with the kind and name of an owner."""
     objs = {
         resources.HARVESTER_MACHINES.kind: owners.machines,
         resources.HARVESTER_CLUSTERS.kind: owners.clusters,
@@ -131,20 +138,23 @@ def find_owner(owner: Owner, owners: OwnerObjects) -> Obj | None:
     return objs.get(owner.kind, {}).get(Key(owner.namespace, owner.name))
 
 
-def _may_adopt(successor: Obj, owner: Owner, named: NamedVMs) -> bool:
-    """Whether the provider may let an owner of the same name adopt what a record gives another.
+def _may_adopt(successor: Obj, owner: Owner, referenced: ReferencedVMs) -> bool:
+    """Return whether a recreated owner may adopt the objects of its predecessor.
 
-    It may on request, after `caphv restore`, and for a cluster whose machines have their VMs.
+    It may on request, after `caphv restore`, and for a cluster whose machines refer to their VMs.
+
+    :param successor: the object of the same name
+    :param owner: the owner in the record
     """
     if wants_adoption(successor) or former_owner(successor, owner) == owner:
         return True
     return owner.kind == resources.HARVESTER_CLUSTERS.kind and bool(
-        {_cluster_of(successor), Key(owner.namespace, owner.name)} & named.clusters
+        {_cluster_of(successor), Key(owner.namespace, owner.name)} & referenced.clusters
     )
 
 
-def _named_uids(machine: Obj) -> Iterable[str]:
-    """Yield the uids by which a machine names its VM."""
+def _vm_uids(machine: Obj) -> Iterable[str]:
+    """Yield the uids by which a machine refers to its VM."""
     provider_id = str(at(machine, "spec", "providerID") or "")
     if provider_id.startswith(names.PROVIDER_ID_PREFIX):
         yield provider_id.removeprefix(names.PROVIDER_ID_PREFIX)
@@ -153,6 +163,6 @@ def _named_uids(machine: Obj) -> Iterable[str]:
 
 
 def _cluster_of(obj: Obj) -> Key:
-    """Return the Cluster of an object; without a label, what has its name."""
+    """Return the Cluster of an object; without a label, the Cluster with the object's name."""
     metadata = obj["metadata"]
     return Key(metadata.get("namespace", ""), clusterapi.cluster_name(obj) or metadata["name"])

@@ -15,29 +15,29 @@ from operations.leftovers.decision import ADDRESS, OwnedObject
 from operations.read.harvesterclient import HarvesterClient
 from operations.read.owners import OwnerObjects
 
-_POLL = 1.0
-# Seconds that Harvester gets to release the addresses of what was deleted.
-_PATIENCE = 20.0
+_POLL_SECONDS = 1.0
+# Seconds to wait until Harvester has released the addresses of deleted objects.
+_RELEASE_SECONDS = 20.0
 
 
 class Outcome(StrEnum):
-    """What became of a leftover."""
+    """The result of deleting a leftover."""
 
     DELETED = "deleted"
     RELEASED = "released"
-    """Of an address."""
+    """An address was released."""
     CORRECTED = "corrected"
-    """Of counts and marks of a pool."""
+    """Counts or marks of a pool were corrected."""
     DELETING = "deleting"
-    """Its deletion was requested, and something still keeps it."""
+    """The deletion was requested, and something still keeps the object."""
     KEPT = "kept"
-    """It is no leftover any more, or something uses it now."""
+    """The object is no longer a leftover, or is in use now."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What became of one leftover, and why."""
+    """The result of deleting one leftover, with its reason."""
 
     harvester: str
     object: str
@@ -46,7 +46,7 @@ class Deletion:
 
     @property
     def done(self) -> bool:
-        """Whether nothing of the object is left to do."""
+        """Whether nothing remains to be done for the object."""
         return self.outcome in (Outcome.DELETED, Outcome.RELEASED, Outcome.CORRECTED)
 
 
@@ -57,51 +57,57 @@ async def release_addresses(
     pool: str,
     addresses: Sequence[OwnedObject],
 ) -> list[Deletion]:
-    """Repair a pool until nothing that was deleted holds one of these addresses.
+    """Repair a pool until no deleted object holds one of these addresses.
 
-    Harvester releases those of its load balancers itself, a moment after they are deleted. Raises
-    `ApiError`, `Unreachable`.
+    Harvester releases the addresses of its load balancers itself, a moment after their deletion.
+    Raises `ApiError`, `Unreachable`.
 
     :param management: client of the management cluster
     :param harvester: the Harvester
-    :param owners: what the management cluster has
+    :param owners: possible owners on the management cluster
     :param pool: name of the IPPool
-    :param addresses: what is to be released
+    :param addresses: the addresses to release
     """
     loop = asyncio.get_running_loop()
-    end = loop.time() + _PATIENCE
+    deadline = loop.time() + _RELEASE_SECONDS
     deletions: list[Deletion] = []
     while True:
         repaired = await apply_repair(management, harvester, pool, owners)
         if repaired is not None:
             deletions += _repairs(harvester.server, repaired, {obj.name for obj in addresses})
 
-        entries = await _entries(harvester, owners, pool)
+        entries = await _read_entries(harvester, owners, pool)
         remaining = {
             address: entries[address.name] for address in addresses if address.name in entries
         }
-        held = any(entry.verdict in (Verdict.HELD, Verdict.IN_USE) for entry in remaining.values())
-        if not held or loop.time() > end:
+        is_held = any(
+            entry.verdict in (Verdict.HELD, Verdict.IN_USE) for entry in remaining.values()
+        )
+        if not is_held or loop.time() > deadline:
             break
-        await asyncio.sleep(_POLL)
+        await asyncio.sleep(_POLL_SECONDS)
 
     for address in addresses:
-        outcome, message = Outcome.RELEASED, ""
         if entry := remaining.get(address):
-            outcome, message = Outcome.KEPT, entry.detail or f"{entry.owner} holds it"
-        deletions.append(Deletion(harvester.server, address.subject, outcome, message))
+            reason = entry.detail or f"{entry.owner} holds it"
+            deletion = Deletion(harvester.server, address.subject, Outcome.KEPT, reason)
+        else:
+            deletion = Deletion(harvester.server, address.subject, Outcome.RELEASED)
+        deletions.append(deletion)
     return deletions
 
 
-async def _entries(harvester: HarvesterClient, owners: OwnerObjects, pool: str) -> dict[str, Entry]:
-    """Return the entries of a pool by address, as they are now; none of one that is deleted."""
+async def _read_entries(
+    harvester: HarvesterClient, owners: OwnerObjects, pool: str
+) -> dict[str, Entry]:
+    """Read the entries of a pool, and return them by address; none if the pool was deleted."""
     pools = await read_pools(harvester, owners)
     reports = {report.name: report for report in pools.reports()}
     return {entry.address: entry for entry in reports[pool].entries} if pool in reports else {}
 
 
 def _repairs(server: str, report: PoolReport, listed: Collection[str]) -> Iterator[Deletion]:
-    """Yield what a repair changed apart from the addresses that were listed.
+    """Yield the changes of a repair, except releases of the listed addresses.
 
     :param server: the Harvester
     :param report: the pool before its repair

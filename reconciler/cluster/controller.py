@@ -163,7 +163,7 @@ class ClusterReconciler:
                 try:
                     await self._connector.connect(unwritten)
                 except Blocked:
-                    await park.begin_unseen(scope)
+                    await park.begin_without_harvester(scope)
                     raise
                 scope.session = unwritten.session
                 await park.advance(scope)

@@ -32,7 +32,7 @@ def ensure_failure_domains(scope: ClusterScope) -> None:
         if domain:
             used.setdefault(str(domain), []).append(machine["metadata"]["name"])
     hosts = list(scope.require_session().hosts.store)
-    domains = failure_domains(hosts, selected, published=former, used=used)
+    domains = failure_domains(hosts, control_plane=selected, published=former, used=used)
 
     # Contract v1beta1 has another form of failure domains, so such a core gets none.
     if scope.context.caches.publishes_failure_domains:

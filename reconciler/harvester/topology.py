@@ -1,7 +1,4 @@
-"""Failure domains of a Harvester: its zones if its hosts have them, else its hosts.
-
-Pure functions.
-"""
+"""Failure domains of a Harvester: zones if its hosts have zone labels, hosts otherwise. No I/O."""
 
 from __future__ import annotations
 
@@ -12,70 +9,78 @@ from caphv.api.counting import name_some
 from caphv.api.hosts import accepts_machines, is_ready, is_witness, why_closed
 from caphv.api.object import Obj, at, labels_of
 
-# The CRD of the core's Clusters takes no more failure domains, and without its status no cluster
-# is ever provisioned (cluster-api v1.13.6, Cluster.status.failureDomains).
-MOST_DOMAINS = 100
+# The core's CRD rejects a status with more failure domains, so that the cluster would never be
+# provisioned (cluster-api v1.13.6, Cluster.status.failureDomains).
+MAX_DOMAINS = 100
 
 
 def failure_domains(
     hosts: Collection[Obj],
-    control_plane: Collection[str] = (),
     *,
-    published: Collection[Obj] = (),
-    used: Collection[str] = (),
+    control_plane: Collection[str],
+    published: Collection[Obj],
+    used: Collection[str],
 ) -> list[Obj]:
-    """Return one domain per zone if every host has the label, else one domain per host.
+    """Return the failure domains to publish, sorted by name as Cluster API's contract requires.
 
-    The contract requires that they are sorted. A domain whose hosts are all cordoned, in
-    maintenance or not ready takes no new control plane machine: one that replaces a machine of a
-    zone that is down would wait there for its return. While no host at all is ready, that decides
-    nothing. Of more than `MOST_DOMAINS`, those are returned
-    that have machines, then those that are selected, then those that are published.
+    A domain is closed to new control plane machines while all its hosts are cordoned, in
+    maintenance or not ready: the replacement of a machine in a zone that is down must not wait for
+    this zone. Readiness is ignored if no host is ready.
+
+    If there are more than `MAX_DOMAINS`, domains in use win, then selected ones, then those already
+    published.
 
     :param hosts: Nodes of Harvester
-    :param control_plane: names of the domains for control plane machines, empty for all
-    :param published: the present domains; zones stay zones when a host without the label joins
+    :param control_plane: names of the domains selected for control plane machines; empty for all
+    :param published: the present domains
     :param used: names of domains that have machines; they stay published after their hosts were
-        removed, but take no new machine
+        removed, but accept no new machines
     """
-    workers = [host for host in hosts if not is_witness(host)]
-    zones = {zone for host in workers if (zone := labels_of(host).get(names.ZONE_LABEL))}
-    complete = all(labels_of(host).get(names.ZONE_LABEL) for host in workers)
-
-    # Once zones are published, a host without the label belongs to no domain.
-    members: dict[str, list[Obj]] = {}
-    if zones and (complete or names.ZONE_LABEL in set(map(topology_key, published))):
-        key = names.ZONE_LABEL
-        for host in workers:
-            if zone := labels_of(host).get(key):
-                members.setdefault(zone, []).append(host)
-    else:
-        key = names.HOSTNAME_LABEL
-        for host in workers:
-            members[host_name(host)] = [host]
-
+    key, members = _group_hosts(hosts, published)
     open_hosts = _open_hosts(hosts)
     domains = {}
     for name, group in members.items():
-        selected = not control_plane or name in control_plane
+        is_selected = not control_plane or name in control_plane
         is_open = any(host["metadata"]["name"] in open_hosts for host in group)
-        domains[name] = _domain(name, key, selected and is_open)
+        domains[name] = _domain(name, key, is_selected and is_open)
     for domain in published:
         if domain["name"] in used and domain["name"] not in domains:
             domains[domain["name"]] = {**domain, "controlPlane": False}
 
-    former = {domain["name"] for domain in published}
-    by_importance = sorted(
-        domains,
-        key=lambda name: (name not in used, name not in control_plane, name not in former, name),
-    )
-    return [domains[name] for name in sorted(by_importance[:MOST_DOMAINS])]
+    published_names = {domain["name"] for domain in published}
+
+    def importance(name: str) -> tuple[bool, bool, bool, str]:
+        # False sorts first.
+        return name not in used, name not in control_plane, name not in published_names, name
+
+    return [domains[name] for name in sorted(sorted(domains, key=importance)[:MAX_DOMAINS])]
+
+
+def _group_hosts(
+    hosts: Iterable[Obj], published: Iterable[Obj]
+) -> tuple[str, dict[str, list[Obj]]]:
+    """Return the label that identifies domains, and the hosts of each domain by its name.
+
+    Zones are used if every host has the zone label. Once zones are published, they stay: a host
+    that joins without the label then belongs to no domain.
+    """
+    workers = [host for host in hosts if not is_witness(host)]
+    zones = [labels_of(host).get(names.ZONE_LABEL) for host in workers]
+    publishes_zones = any(topology_key(domain) == names.ZONE_LABEL for domain in published)
+    if not any(zones) or not (all(zones) or publishes_zones):
+        return names.HOSTNAME_LABEL, {host_name(host): [host] for host in workers}
+
+    members: dict[str, list[Obj]] = {}
+    for host, zone in zip(workers, zones, strict=True):
+        if zone:
+            members.setdefault(zone, []).append(host)
+    return names.ZONE_LABEL, members
 
 
 def unpublished_domains(hosts: Iterable[Obj]) -> list[Obj]:
     """Return a domain for each zone, then a domain for each host.
 
-    If Cluster API takes no failure domains from the status, users may name either of them.
+    Users may name either if Cluster API does not read failure domains from the status.
     """
     workers = [host for host in hosts if not is_witness(host)]
     zones = {zone for host in workers if (zone := labels_of(host).get(names.ZONE_LABEL))}
@@ -87,8 +92,8 @@ def unpublished_domains(hosts: Iterable[Obj]) -> list[Obj]:
 
 def has_single_host(name: str, published: Collection[Obj], hosts: Collection[Obj]) -> bool:
     """Return whether at most one host of a domain accepts machines, so that no VM could migrate."""
-    # A name that is not published names a host. If no host has the name either, it is a mistake,
-    # not a domain of one host.
+    # A name that is not published is the name of a host. If there is no such host, the name is a
+    # mistake, and not a domain of one host.
     if not any(domain["name"] == name for domain in published):
         return any(host_name(host) == name for host in hosts)
     accepting = [
@@ -98,7 +103,7 @@ def has_single_host(name: str, published: Collection[Obj], hosts: Collection[Obj
 
 
 def why_unavailable(domain: Obj, hosts: Collection[Obj]) -> str:
-    """Explain why no host of a domain accepts new machines; empty if a host does."""
+    """Return why no host of a domain accepts new machines; empty if a host does."""
     members = [host for host in hosts if domain_of_host([domain], host)]
     if not members:
         return f"no host has label {topology_key(domain)}={domain['name']}"
@@ -111,14 +116,14 @@ def why_unavailable(domain: Obj, hosts: Collection[Obj]) -> str:
 
 
 def _open_hosts(hosts: Collection[Obj]) -> set[str]:
-    """Return the names of hosts that take new VMs, all that are not closed if none is ready."""
+    """Return the names of ready hosts that accept VMs; if none is ready, of all that accept VMs."""
     accepting = [host for host in hosts if accepts_machines(host)]
     ready = [host for host in accepting if is_ready(host)]
     return {host["metadata"]["name"] for host in ready or accepting}
 
 
 def why_no_host(hosts: Iterable[Obj]) -> str:
-    """Name the hosts that run no new VMs, with the cause, and say what to do; empty for none."""
+    """Return which hosts run no new VMs, why, and what to do; empty if all hosts do."""
     workers = [host for host in hosts if not is_witness(host)]
     closed = [host for host in workers if not (is_ready(host) and accepts_machines(host))]
     if not closed:
@@ -140,7 +145,7 @@ def topology_key(domain: Obj) -> str:
 
 
 def domain_of_host(domains: Iterable[Obj], host: Obj) -> str:
-    """Return the name of the domain that contains a host, empty for none."""
+    """Return the name of the domain that contains a host; empty if none does."""
     for domain in domains:
         key = topology_key(domain)
         value = host_name(host) if key == names.HOSTNAME_LABEL else labels_of(host).get(key)
@@ -150,7 +155,7 @@ def domain_of_host(domains: Iterable[Obj], host: Obj) -> str:
 
 
 def host_name(host: Obj) -> str:
-    """Return the host name by which affinities select a host."""
+    """Return the host name by which node affinities select a host."""
     return labels_of(host).get(names.HOSTNAME_LABEL) or str(host["metadata"]["name"])
 
 

@@ -1,8 +1,9 @@
-"""Find out, and remember, which machines would find no other host than the one that they leave.
+"""Check whether machines that leave their host would find another one, and remember the result.
 
-Hosts, claims and instances are listed, because caches have neither access modes nor all resources
-of hosts, and not all namespaces. These lists are long, and a drain is polled every two seconds:
-they are read before a machine begins to move and before its VM is stopped, and seldom in between.
+Hosts, claims and instances are listed, because the caches lack access modes, some resources of
+hosts and other namespaces. The lists are long, and a drain is polled every two seconds. They are
+therefore read before a machine begins to move, before its VM is stopped, and otherwise at most
+every 30 s.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
 from caphv.runtime.listing import list_pages
 from reconciler.cluster.evacuation.plan import EvacuatedVm
-from reconciler.cluster.evacuation.targets import INSTANCE, describe_bound_claims, obstacle
+from reconciler.cluster.evacuation.targets import INSTANCE, describe_bound_claims, describe_obstacle
 from reconciler.cluster.scope import ClusterScope
 from reconciler.memory import ClusterMemory
 
@@ -26,18 +27,19 @@ _REVIEW_SECONDS = 30.0
 
 
 async def review(scope: ClusterScope, objs: Mapping[str, Obj], vms: Iterable[EvacuatedVm]) -> str:
-    """Check whether machines that leave would find another host, and remember it.
+    """Check whether machines that must move would find another host, and remember the result.
 
-    Returns why devices in other namespaces were not counted; empty if they were, or had not to be.
-    Raises `ApiError`, `Unreachable`.
+    Return why devices in other namespaces were not counted; empty if they were, or if no VM has
+    devices. Raises `ApiError`, `Unreachable`.
 
     :param objs: the VirtualMachines by name
     """
-    leaving = [vm for vm in vms if vm.leaves and not vm.obstacle]
+    leaving = [vm for vm in vms if vm.must_move and not vm.obstacle]
     if not leaving:
         return ""
 
-    client, namespace = scope.require_session().client, scope.target_namespace
+    client = scope.require_session().client
+    namespace = scope.target_namespace
     hosts = await _list(client, NODES)
     has_claims = claims_of(*(objs[vm.name] for vm in leaving))
     claims = await _list(client, PERSISTENT_VOLUME_CLAIMS, namespace) if has_claims else []
@@ -46,29 +48,39 @@ async def review(scope: ClusterScope, objs: Mapping[str, Obj], vms: Iterable[Eva
 
     for vm in leaving:
         obj = objs[vm.name]
-        reason = describe_bound_claims(obj, claims) or obstacle(obj, vm.host, hosts, instances)
+        reason = describe_bound_claims(obj, claims) or describe_obstacle(
+            obj, vm.host, hosts, instances
+        )
         scope.memory.evacuation_reviews[vm.name] = (time.monotonic(), reason)
     return uncounted
 
 
 def recall(memory: ClusterMemory, vms: Iterable[EvacuatedVm]) -> tuple[EvacuatedVm, ...]:
-    """Return machines with the obstacles that their last reviews have found."""
+    """Return the machines with the obstacles that their last reviews have found.
+
+    A machine keeps an obstacle that it already has. One whose VM was stopped gets none.
+    """
     return tuple(
         replace(vm, obstacle=memory.evacuation_reviews[vm.name][1])
-        if vm.name in memory.evacuation_reviews and not (vm.obstacle or vm.former)
+        if vm.name in memory.evacuation_reviews and not (vm.obstacle or vm.saved_strategy)
         else vm
         for vm in vms
     )
 
 
 def is_due(memory: ClusterMemory, vm: EvacuatedVm) -> bool:
-    """Return whether a machine that is drained is to be reviewed again."""
-    reviewed, _ = memory.evacuation_reviews.get(vm.name, (None, ""))
-    return reviewed is None or time.monotonic() - reviewed >= _REVIEW_SECONDS
+    """Return whether a machine that is being drained must be reviewed again."""
+    if vm.name not in memory.evacuation_reviews:
+        return True
+    reviewed_at, _ = memory.evacuation_reviews[vm.name]
+    return time.monotonic() - reviewed_at >= _REVIEW_SECONDS
 
 
 async def _read_instances(client: ApiClient, namespace: str) -> tuple[list[Obj], str]:
-    """Read the instances that may use devices: of all namespaces, else of the cluster's own."""
+    """Return the instances that may use devices, and why only those of one namespace were read.
+
+    Instances of all namespaces need a right that not every account has.
+    """
     try:
         return await _list(client, VIRTUAL_MACHINE_INSTANCES), ""
     except Forbidden as error:

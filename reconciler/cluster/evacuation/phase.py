@@ -1,8 +1,8 @@
-"""Move guests off hosts that are evacuated, and report it in condition `HostsEvacuated`."""
+"""Move guests off evacuated hosts, and report the progress in condition `HostsEvacuated`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from caphv.api import evacuation
 from caphv.api.conditions import MAX_MESSAGE, get_condition
@@ -29,57 +29,57 @@ from caphv.runtime.errors import (
 from reconciler import triggers
 from reconciler.cluster.evacuation.plan import Action, Step, next_step
 from reconciler.cluster.evacuation.reading import (
-    Surroundings,
+    Observation,
     can_migrate,
-    concerns,
-    forget_drains,
-    read_surroundings,
+    forget_ended_drains,
+    has_work,
+    observe,
 )
 from reconciler.cluster.evacuation.writing import perform
 from reconciler.cluster.parking.drain import evict
 from reconciler.cluster.scope import ClusterScope
 from reconciler.status import Blocked
 
-# Until what is under way is read again: nothing watches Pods and the state of Nodes.
+# Nothing watches Pods and the state of Nodes, so a step in progress is polled.
 _POLL_SECONDS = 2.0
 _BLOCKED_SECONDS = 10.0
 _REFUSED_SECONDS = 60.0
-# A machine on a host that is evacuated may turn out to be one that cannot migrate. One that comes
+# No event reports that a machine on an evacuated host can no longer migrate. A machine that arrives
 # there requeues its cluster.
 _REVIEW_SECONDS = 30.0
-# A migration requeues its cluster. The end of an instance, or of the time for a hold, does not.
+# A migration requeues its cluster. The end of an instance, or of `HOLD_SECONDS`, does not.
 _HELD_SECONDS = 60.0
-# Of one reconcile. What is left continues at once, after others had their turn.
-_MOST_STEPS = 20
-_LONGEST_VALUE = 64
-_ON_NODES = (Action.CORDON, Action.UNCORDON)
+# Steps in one reconcile. The next reconcile follows at once, after those of other clusters.
+_MAX_STEPS = 20
+_MAX_VALUE = 64
+_NODE_ACTIONS = (Action.CORDON, Action.UNCORDON)
 _MAY_NOT_HOLD = "the provider may not keep a Machine from remediation"
 _GRANT = "grant its ServiceAccount patch on machines.cluster.x-k8s.io"
-_NAMED = 3
+_MAX_LISTED = 3
 
 
 async def evacuate_hosts(scope: ClusterScope) -> None:
-    """Take the steps that can be taken now. Nothing else of the cluster waits for the others.
+    """Take the steps that can be taken now. No other phase of the cluster waits for the rest.
 
     Sends no request while no host is evacuated. A request that fails is reported, and the phases
     after this one run. Raises `Conflict`, `Unauthorized`, `Fenced`.
     """
     try:
         _require_hosts(scope)
-        forget_drains(scope)
-        if concerns(scope):
+        forget_ended_drains(scope)
+        if has_work(scope):
             await _advance(scope)
         else:
             _report_invalid(scope)
 
     except Blocked as blocked:
-        # Harvester is not followed now, which other conditions report. Its caches requeue it.
+        # Other conditions report that Harvester cannot be read. Its caches requeue the cluster.
         if scope.draft.is_true(ConditionType.HOSTS_EVACUATED):
             message = f"whether hosts are still evacuated is not known: {blocked.message}"
             scope.draft.set_unknown(ConditionType.HOSTS_EVACUATED, blocked.reason, message)
         scope.requeue_within(blocked.requeue_after)
     except (Conflict, Unauthorized, Fenced):
-        raise  # of the whole reconcile: a new read, or new credentials
+        raise  # the whole reconcile needs new objects or new credentials
     except (Forbidden, Invalid) as error:
         _report_refusal(scope, error)
     except RequestError as error:
@@ -88,9 +88,9 @@ async def evacuate_hosts(scope: ClusterScope) -> None:
 
 
 def _require_hosts(scope: ClusterScope) -> None:
-    """Raise `Blocked` while the cache of hosts does not follow Harvester.
+    """Raise `Blocked` unless the cache of hosts is current.
 
-    Nothing may be stopped for a host whose evacuation has ended, or started for a former drain.
+    An old cache could stop VMs for an evacuation that has ended, or start them for an old drain.
     """
     session = scope.require_session()
     with scope.subscribe(triggers.caches(session.fingerprint)) as caches:
@@ -107,24 +107,24 @@ def _require_hosts(scope: ClusterScope) -> None:
 async def _advance(scope: ClusterScope) -> None:
     """Take steps until one has to wait. Raises `Blocked`, `ApiError`, `Unreachable`."""
     refusal: Forbidden | None = None
-    for _ in range(_MOST_STEPS):
-        around = await read_surroundings(scope, unheld=refusal is not None)
-        step = next_step(around.seen)
-        note = _describe_refusal(around, refusal) if refusal else ""
+    for _ in range(_MAX_STEPS):
+        observed = await observe(scope, may_not_hold=refusal is not None)
+        step = next_step(observed.state)
+        note = _describe_refusal(observed, refusal) if refusal else ""
 
         match step.action:
             case Action.NOTHING:
-                _report_done(scope, around, note)
+                _report_done(scope, observed, note)
                 return
             case Action.WAIT | Action.EVICT:
-                await _wait(scope, around, step, note)
+                await _wait(scope, observed, step, note)
                 return
 
         try:
-            if not await _take(scope, around, step):
+            if not await _take(scope, observed, step):
                 return
         except Forbidden as error:
-            # Only a machine that the provider itself stops has to wait for this right.
+            # Only a VM that the provider itself would stop has to wait for this right.
             if refusal or step.action not in (Action.HOLD, Action.RELEASE):
                 raise
             refusal = error
@@ -132,25 +132,25 @@ async def _advance(scope: ClusterScope) -> None:
     scope.requeue_within(0.01)
 
 
-async def _take(scope: ClusterScope, around: Surroundings, step: Step) -> bool:
-    """Write a step, and return whether others are to follow. Raises `ApiError`, `Unreachable`."""
+async def _take(scope: ClusterScope, observed: Observation, step: Step) -> bool:
+    """Write a step, and return whether to continue. Raises `ApiError`, `Unreachable`."""
     try:
-        await perform(scope, around, step)
+        await perform(scope, observed, step)
     except Conflict:
         raise
     except RequestError as error:
-        if step.action not in _ON_NODES:
+        if step.action not in _NODE_ACTIONS:
             raise
         verb = "cordoned" if step.action is Action.CORDON else "uncordoned"
         _report_blocked(scope, f"Node {step.name} cannot be {verb}: {error}")
         scope.requeue_within(_BLOCKED_SECONDS)
         return False
 
-    vm = next(vm for vm in around.seen.vms if vm.name == step.name)
+    vm = next(vm for vm in observed.state.vms if vm.name == step.name)
     if step.action is Action.ADOPT:
         message = f"Harvester has stopped machine {vm.name} to drain host {vm.source}: starting it"
         scope.event("StoppedByHarvester", message)
-    if step.action is Action.BEGIN and not vm.lost:
+    if step.action is Action.BEGIN and not vm.was_halted_by_harvester:
         note = ""
         if uncounted := scope.memory.evacuation_uncounted:
             note = f"; devices in other namespaces were not counted: {uncounted}"
@@ -160,22 +160,22 @@ async def _take(scope: ClusterScope, around: Surroundings, step: Step) -> bool:
     return True
 
 
-async def _wait(scope: ClusterScope, around: Surroundings, step: Step, note: str) -> None:
-    """Report what a step waits for; for the drain, evict Pods.
+async def _wait(scope: ClusterScope, observed: Observation, step: Step, note: str) -> None:
+    """Report what a step waits for, and evict Pods if it is the drain.
 
-    :param note: which right is missing meanwhile; empty if none is
+    :param note: which right is missing; empty if none is
     """
     message = step.message
     if step.action is Action.EVICT:
-        assert around.client is not None  # noqa: S101 - the Pods were read with it
+        assert observed.client is not None  # noqa: S101 - the Pods were read with it
         try:
-            if kept := await evict(around.client, around.pods):
+            if kept := await evict(observed.client, observed.pods):
                 message = f"{message}, {kept} of them kept by PodDisruptionBudgets"
         except Unreachable as error:
             message = f"{message}; {error}"
 
-    # What follows in the message of one machine changes while the user is asked already: which Pods
-    # are left, or how the API fails.
+    # After the comma, the message of one machine lists the Pods that are left or the error of the
+    # API. Changes of these must not repeat the Event.
     topic = message.partition(",")[0] if step.name else ""
     message = "; ".join(filter(None, (message, _describe_uncounted(scope), note)))
     if step.blocked:
@@ -188,64 +188,73 @@ async def _wait(scope: ClusterScope, around: Surroundings, step: Step, note: str
     scope.requeue_within(_POLL_SECONDS)
 
 
-def _report_done(scope: ClusterScope, around: Surroundings, note: str) -> None:
-    """Say that Harvester can maintain the hosts, and what it will do with the other machines.
+def _report_done(scope: ClusterScope, observed: Observation, note: str) -> None:
+    """Report that the provider has moved all its machines, and what Harvester does with others.
 
-    :param note: which right is missing while Harvester drains hosts; empty if none is
+    :param note: which right is missing; empty if none is
     """
     if note:
         scope.requeue_within(_REFUSED_SECONDS)
-    if any(vm.held_by_us for vm in around.seen.vms):
+    if any(vm.is_held_by_us for vm in observed.state.vms):
         scope.requeue_within(_HELD_SECONDS)
-    if not around.evacuated:
-        _report_undrained(scope, note)
+    if not observed.evacuated_hosts:
+        _report_not_evacuated(scope, note)
         return
 
     _warn_of_refusal(scope, note)
-    if ending := _ending(scope, around):
-        message = f"waiting for the deletion of {', '.join(ending)}"
+    if deleting := _deleting_machines(scope, observed):
+        message = f"waiting for the deletion of {', '.join(deleting)}"
         _report_progress(scope, "; ".join(filter(None, (message, note))))
         scope.requeue_within(_BLOCKED_SECONDS)
         return
 
-    invalid, left = _describe_invalid(scope), evacuation.describe_left(around.evacuated)
-    parts = (left, note, *_describe_others(around), invalid)
+    invalid = _describe_invalid(scope)
+    left = evacuation.describe_left(observed.evacuated_hosts)
+    parts = (left, note, *_describe_harvester_moves(observed), invalid)
     message = plain("; ".join(filter(None, parts)), MAX_MESSAGE)
     if invalid and not scope.draft.has_message(ConditionType.HOSTS_EVACUATED, message):
         scope.warning_event(Reason.EVACUATION_BLOCKED, invalid)
     scope.draft.set_true(ConditionType.HOSTS_EVACUATED, message)
-    if around.migrating or around.restarts:
+    if observed.migrated_by_harvester or observed.restarted_by_harvester:
         scope.requeue_within(_REVIEW_SECONDS)
 
 
-def _describe_others(around: Surroundings) -> Iterator[str]:
-    """Say what a drain by Harvester does with the machines that it moves itself."""
-    stopping = {
-        name
-        for name in (*around.migrating, *around.restarts)
-        if is_shut_down_for_maintenance(around.vms[name])
+def _describe_harvester_moves(observed: Observation) -> Iterator[str]:
+    """Yield a sentence for each way in which Harvester itself takes VMs off evacuated hosts."""
+    migrated = set(observed.migrated_by_harvester)
+    restarted = set(observed.restarted_by_harvester)
+    shut_down = {
+        name for name in migrated | restarted if is_shut_down_for_maintenance(observed.vms[name])
     }
-    if migrating := sorted(set(around.migrating) - stopping):
-        yield f"Harvester migrates {', '.join(migrating)}"
+    if migrated - shut_down:
+        yield f"Harvester migrates {_all(migrated - shut_down)}"
 
-    if stopping:
-        names, label = ", ".join(sorted(stopping)), MAINTENANCE_STRATEGY_LABEL
-        yield f"Harvester shuts down {names}, as label {label} of their VMs asks"
-
-    if restarts := sorted(set(around.restarts) - stopping):
+    if shut_down:
         yield (
-            f"Harvester restarts {', '.join(restarts)}, whose VMs have no eviction strategy before "
-            "their next restart"
+            f"Harvester shuts down {_all(shut_down)}, as label {MAINTENANCE_STRATEGY_LABEL} of "
+            "their VMs asks"
+        )
+
+    if restarted - shut_down:
+        yield (
+            f"Harvester restarts {_all(restarted - shut_down)}, whose VMs have no eviction "
+            "strategy before their next restart"
         )
 
 
-def _ending(scope: ClusterScope, around: Surroundings) -> list[str]:
-    """Return machines in deletion whose instances cannot migrate from hosts that are evacuated."""
-    namespace, names = scope.namespace(), []
+def _all(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _deleting_machines(scope: ClusterScope, observed: Observation) -> list[str]:
+    """Return machines in deletion whose instances cannot migrate off evacuated hosts."""
+    namespace = scope.namespace()
+    names = []
     for machine in scope.context.caches.machines_of(scope.cluster):
         name = key_of(machine).name
         instance = namespace.instances.get(scope.target_namespace, name)
-        if name in around.vms or at(instance, "status", "nodeName") not in around.evacuated:
+        host = at(instance, "status", "nodeName")
+        if name in observed.vms or host not in observed.evacuated_hosts:
             continue
         vm = namespace.vms.get(scope.target_namespace, name)
         if not can_migrate(vm or {}, instance or {}):
@@ -258,23 +267,25 @@ def _report_progress(scope: ClusterScope, message: str) -> None:
 
 
 def _report_blocked(scope: ClusterScope, message: str, topic: str = "") -> None:
-    """Say what a user has to do, with an Event when that is new.
+    """Report what a user has to do, with an Event if it is new.
 
-    :param topic: how the message begins as long as it is not new; by default, all of it counts
+    :param topic: a reported message with this beginning is the same; by default, all of it must
+        be equal
     """
     message = plain(message, MAX_MESSAGE)  # as the condition keeps it
     conditions = scope.draft.fields.get("conditions") or []
     reported = get_condition(conditions, ConditionType.HOSTS_EVACUATED) or {}
-    is_known = reported.get("reason") == Reason.EVACUATION_BLOCKED and (
-        reported["message"].startswith(topic) if topic else reported["message"] == message
-    )
+    is_known = False
+    if reported.get("reason") == Reason.EVACUATION_BLOCKED:
+        known = reported["message"]
+        is_known = known.startswith(topic) if topic else known == message
     if not is_known:
         scope.warning_event(Reason.EVACUATION_BLOCKED, message)
     scope.draft.set_false(ConditionType.HOSTS_EVACUATED, Reason.EVACUATION_BLOCKED, message)
 
 
 def _report_refusal(scope: ClusterScope, error: ApiError) -> None:
-    """Say which request a server refused, and which right is missing on the management cluster."""
+    """Report a refused request, and the right that is missing on the management cluster."""
     message = f"a request was refused: {error}"
     if isinstance(error, Forbidden) and "machines.cluster.x-k8s.io" in str(error):
         message = f"{_MAY_NOT_HOLD}: {_GRANT}; {error}"
@@ -282,24 +293,29 @@ def _report_refusal(scope: ClusterScope, error: ApiError) -> None:
     scope.requeue_within(_REFUSED_SECONDS)
 
 
-def _describe_refusal(around: Surroundings, error: Forbidden) -> str:
-    """Say which Machines a missing right exposes, or leaves, to remediation, and what to grant."""
-    vms = around.seen.vms
-    exposed = [vm.name for vm in vms if not vm.held and (vm.drained or vm.begun)]
-    kept = [vm.name for vm in vms if vm.held_by_us and not (vm.drained or vm.begun)]
+def _describe_refusal(observed: Observation, error: Forbidden) -> str:
+    """Return which Machines are not held, or not released, for lack of a right, and the remedy."""
+    unheld = []
+    unreleased = []
+    for vm in observed.state.vms:
+        must_be_held = vm.needs_hold or vm.has_begun
+        if must_be_held and not vm.is_held:
+            unheld.append(vm.name)
+        if vm.is_held_by_us and not must_be_held:
+            unreleased.append(vm.name)
+
     effects = []
-    if exposed:
-        effects.append(
-            f"{name_some(sorted(exposed), _NAMED)} may be replaced while its host is emptied"
-        )
-    if kept:
-        effects.append(f"{name_some(sorted(kept), _NAMED)} stays without it")
+    if unheld:
+        names = name_some(sorted(unheld), _MAX_LISTED)
+        effects.append(f"{names} may be replaced while its host is emptied")
+    if unreleased:
+        effects.append(f"{name_some(sorted(unreleased), _MAX_LISTED)} stays without it")
     note = f" ({', '.join(effects)})" if effects else ""
     return f"{_MAY_NOT_HOLD}{note}: {_GRANT}; {error}"
 
 
 def _describe_uncounted(scope: ClusterScope) -> str:
-    """Say which right is missing to count all devices that are in use; empty if none is."""
+    """Return which right is missing to count all devices in use; empty if none is."""
     if not (error := scope.memory.evacuation_uncounted):
         return ""
     return (
@@ -309,15 +325,15 @@ def _describe_uncounted(scope: ClusterScope) -> str:
 
 
 def _warn_of_refusal(scope: ClusterScope, note: str) -> None:
-    """Send an Event about a missing right, unless the condition reports it already."""
+    """Emit an Event about a missing right, unless the condition reports it already."""
     conditions = scope.draft.fields.get("conditions") or []
     reported = get_condition(conditions, ConditionType.HOSTS_EVACUATED) or {}
     if note and _MAY_NOT_HOLD not in str(reported.get("message")):
         scope.warning_event(Reason.EVACUATION_BLOCKED, note)
 
 
-def _report_undrained(scope: ClusterScope, note: str) -> None:
-    """Report what is wrong although no host is evacuated, or nothing about hosts.
+def _report_not_evacuated(scope: ClusterScope, note: str) -> None:
+    """Report a problem while the evacuation of no host is requested, else drop the condition.
 
     :param note: which right is missing while Harvester drains hosts; empty if none is
     """
@@ -329,7 +345,7 @@ def _report_undrained(scope: ClusterScope, note: str) -> None:
 
 
 def _report_invalid(scope: ClusterScope) -> None:
-    """Say that the annotation of a host has a value without a meaning, or nothing about hosts."""
+    """Report that the annotation of a host has an invalid value, else drop the condition."""
     if message := _describe_invalid(scope):
         _report_blocked(scope, message)
     else:
@@ -337,10 +353,10 @@ def _report_invalid(scope: ClusterScope) -> None:
 
 
 def _describe_invalid(scope: ClusterScope) -> str:
-    """Return which host has an annotation without a meaning; empty if there is none."""
+    """Return which host has an annotation with an invalid value; empty if none has."""
     hosts = scope.require_session().hosts.store
     invalid = {
-        key_of(host).name: plain(evacuation.invalid_value(host), _LONGEST_VALUE) for host in hosts
+        key_of(host).name: plain(evacuation.invalid_value(host), _MAX_VALUE) for host in hosts
     }
     name = min(filter(invalid.get, invalid), default="")
     if not name:

@@ -1,15 +1,18 @@
-"""The next step of moving guests off hosts that are evacuated, from what is seen of them: pure.
+"""Decide the next step of moving guests off evacuated hosts. No I/O.
 
-Harvester moves guests that can migrate. Those with host devices are stopped and
-started on another host, one machine of a cluster at a time: record, keep the Machine from
-remediation, cordon and drain its Node, stop the VM, start it elsewhere, wait for its Node, and
-undo the records in reverse order.
+Harvester moves the guests that can migrate. The others, such as those with host devices, are
+stopped and started on another host, one machine of a cluster at a time:
 
-Nothing is remembered between two steps but what the objects show, so that a provider which was
-interrupted after any write takes up where it stopped. A host that is not evacuated any more ends
-the move: a VM that was stopped for it is started wherever it finds room.
+1. record the host on the HarvesterMachine, and hold the Machine: annotation `skip-remediation`;
+2. cordon and drain its Node;
+3. stop the VM, and start it on another host;
+4. wait for its Node, and remove the records in reverse order.
 
-What Harvester has halted by itself, for forced maintenance or an upgrade, is started by the same
+Each step is decided from the objects alone, so a provider that was interrupted after any write
+continues there. If a host is no longer evacuated, the move ends: a VM that was stopped for it
+starts on any host with room.
+
+A VM that Harvester itself has halted, for forced maintenance or an upgrade, is started by the same
 steps.
 """
 
@@ -22,64 +25,66 @@ from enum import Enum
 from caphv.api import remedies
 from caphv.api.counting import name_some
 
-_NAMED = 3
+_MAX_LISTED = 3
 _REPAIR = "; repair it: see the consoles of the control plane's VMs, or delete the Machine"
 _FORCE = "to stop its VM without that, set the annotation of the host to force"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvacuatedVm:
     """A machine with its VM.
 
-    :param host: the host of its instance; empty without one
-    :param leaves: its instance runs on a host that is evacuated, and Harvester cannot migrate it
-    :param drained: its instance is on a host that Harvester drains, for no longer than
+    :param is_control_plane: it serves the workload API, or has a member of its etcd
+    :param host: the host of its instance; empty without an instance
+    :param must_move: its instance is on an evacuated host, and Harvester cannot migrate it
+    :param needs_hold: Harvester has been draining the host of its instance for less than
         `HOLD_SECONDS`
-    :param source: the host in the record of the move; empty unless the move has begun
-    :param lost: Harvester has halted it for the drain of its host, and does not start it again
-    :param control_plane: it serves the workload API, or has a member of its etcd
-    :param obstacle: why it cannot start on another host; empty if it can, or once it was stopped
-    :param held: the Machine is kept from remediation, by whomever
-    :param held_by_us: the record says that this was the provider
-    :param former: the run strategy that the move has recorded; empty unless it has stopped the VM
-    :param started: the move has started it again since
-    :param halted: its run strategy says that it is not to run
-    :param exists: it has an instance, perhaps one that is ending
-    :param runs: its instance runs, and is not ending
-    :param avoids: hosts on which it must not start
-    :param outdated: some of these are not evacuated any more
-    :param status: what Harvester says of a VM that does not run
-    :param joins: its guest has yet to join the workload cluster, and never was a Node there
-    :param unseen: Cluster API says that its Node is not healthy, or knows nothing of it
-    :param absent: its VM does not exist, or the machine is being deleted; etcd may still count it
+    :param source: the host that the record names; empty unless the move has begun
+    :param was_halted_by_harvester: Harvester has halted it to drain its host, and will not start it
+    :param obstacle: why it cannot start on another host; empty if it can, or was stopped already
+    :param is_held: its Machine has annotation `skip-remediation`, set by a user or the provider
+    :param is_held_by_us: the provider has set that annotation
+    :param saved_strategy: the run strategy that the move has recorded; empty unless it has stopped
+        the VM
+    :param was_restarted: the move has started it again since
+    :param is_halted: its run strategy is `Halted`
+    :param has_instance: it has an instance, which may be ending
+    :param is_running: its instance runs and is not ending
+    :param avoids_hosts: its affinity excludes hosts on behalf of an evacuation
+    :param has_outdated_avoidance: some of these hosts are no longer evacuated
+    :param status: Harvester's status of the VM, for messages
+    :param awaits_first_join: its guest has never joined the workload cluster
+    :param has_unhealthy_node: Cluster API reports its Node as unhealthy or unknown
+    :param is_absent: its VM does not exist, or the machine is being deleted; etcd may still have
+        its member
     """
 
     name: str
-    control_plane: bool
+    is_control_plane: bool
     host: str = ""
-    leaves: bool = False
-    lost: bool = False
-    drained: bool = False
+    must_move: bool = False
+    needs_hold: bool = False
     source: str = ""
+    was_halted_by_harvester: bool = False
     obstacle: str = ""
-    held: bool = False
-    held_by_us: bool = False
-    former: str = ""
-    started: bool = False
-    halted: bool = False
-    exists: bool = False
-    runs: bool = False
-    avoids: bool = False
-    outdated: bool = False
+    is_held: bool = False
+    is_held_by_us: bool = False
+    saved_strategy: str = ""
+    was_restarted: bool = False
+    is_halted: bool = False
+    has_instance: bool = False
+    is_running: bool = False
+    avoids_hosts: bool = False
+    has_outdated_avoidance: bool = False
     status: str = ""
-    joins: bool = False
-    unseen: bool = False
-    absent: bool = False
+    awaits_first_join: bool = False
+    has_unhealthy_node: bool = False
+    is_absent: bool = False
 
     @property
-    def begun(self) -> bool:
-        """Whether its move has begun. The machine may have lost its record, after a restore."""
-        return bool(self.source or self.former)
+    def has_begun(self) -> bool:
+        """Whether its move has begun. After a restore, only the VM may still have a record."""
+        return bool(self.source or self.saved_strategy)
 
     @property
     def origin(self) -> str:
@@ -89,44 +94,44 @@ class EvacuatedVm:
 
 @dataclass(frozen=True, slots=True)
 class EvacuatedNode:
-    """A Node of a machine.
+    """The Node of a machine.
 
-    :param ready: it has reported since its VM runs that it is ready, and its member of etcd too, if
-        it has one
-    :param held: the move has left its record there
-    :param rebooted: it reports another boot than in this record
+    :param is_ready: it has reported that it is ready since its VM was started, and so has its
+        member of etcd, if it has one
+    :param has_record: the move has recorded its boot there
+    :param has_rebooted: it reports another boot than this record
     """
 
     name: str
-    ready: bool
-    held: bool = False
-    rebooted: bool = False
+    is_ready: bool
+    has_record: bool = False
+    has_rebooted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What is seen of a cluster.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterState:
+    """What is known of a cluster when the next step of one of its machines is decided.
 
     :param vms: all its machines
     :param nodes: Nodes of the machine that moves and of the control plane; None while the workload
         API does not answer
-    :param unread: why it does not answer
-    :param pods: Pods that the Node has yet to evict
-    :param late: the time for the present stage is over
-    :param forced: move the machine although its Node cannot be drained
+    :param workload_error: why it does not answer
+    :param pods: Pods that the Node of the machine has yet to evict
+    :param is_late: the present stage has taken longer than `STAGE_SECONDS`
+    :param is_forced: the machine moves even if its Node cannot be drained
     :param mover: the machine that moves; empty for the first one
-    :param unheld: the provider may not keep Machines from remediation. What Harvester migrates or
-        has halted does not wait for that.
+    :param may_not_hold: the provider lacks the right to hold Machines. VMs that Harvester migrates
+        or has halted do not wait for it.
     """
 
     vms: tuple[EvacuatedVm, ...] = ()
     nodes: tuple[EvacuatedNode, ...] | None = ()
-    unread: str = ""
+    workload_error: str = ""
     pods: tuple[str, ...] = ()
-    late: bool = False
-    forced: bool = False
+    is_late: bool = False
+    is_forced: bool = False
     mover: str = ""
-    unheld: bool = False
+    may_not_hold: bool = False
 
 
 class Stage(Enum):
@@ -142,8 +147,8 @@ class Stage(Enum):
 STAGE_SECONDS = {Stage.DRAIN: 300.0, Stage.STOP: 240.0, Stage.START: 300.0, Stage.RETURN: 600.0}
 
 
-# Seconds for which a drain by Harvester keeps a Machine from remediation. A drain that is stuck, or
-# a mark that is left from one, must not do so for days.
+# Seconds for which a Machine is held while Harvester drains its host. A drain that is stuck, or
+# whose mark was never removed, must not suspend remediation for days.
 HOLD_SECONDS = 3600.0
 
 
@@ -151,23 +156,23 @@ class Action(Enum):
     """What to do next."""
 
     BEGIN = "record which host the machine leaves"
-    HOLD = "keep the Machine from remediation"
+    HOLD = "suspend remediation of the Machine"
     CORDON = "cordon the Node, and record its boot"
     EVICT = "evict Pods from the Node"
     ADOPT = "record the run strategy of a VM that Harvester has halted"
-    STOP = "stop the VM, and keep it from hosts that are evacuated"
+    STOP = "stop the VM, and exclude evacuated hosts from its affinity"
     START = "start the VM"
     UNCORDON = "uncordon the Node, and remove the record from it"
-    SETTLE = "give the VM its former run strategy, and remove the record from it"
+    SETTLE = "restore the saved run strategy of the VM, and remove the record from it"
     YIELD = "remove the record from a VM that its user has halted"
     RELEASE = "allow remediation of the Machine again"
     FINISH = "remove the record from the machine"
     ALLOW = "let the VM start on all hosts again"
-    WAIT = "wait for what is under way"
-    NOTHING = "nothing is left to move"
+    WAIT = "wait for something in progress"
+    NOTHING = "no machine has to move"
 
 
-# A machine that waits keeps no other from its step.
+# A machine that can act comes before one that drains, and that before one that waits.
 _RANKS = {Action.EVICT: 1, Action.WAIT: 2}
 
 
@@ -175,7 +180,7 @@ _RANKS = {Action.EVICT: 1, Action.WAIT: 2}
 class Step:
     """An action, the machine that it concerns, and a message for the user.
 
-    :param blocked: what the action waits for needs a user
+    :param blocked: a user has to act before the step can succeed
     """
 
     action: Action
@@ -184,241 +189,264 @@ class Step:
     blocked: bool = False
 
 
-def moving(vms: Iterable[EvacuatedVm]) -> list[EvacuatedVm]:
+def moving_vms(vms: Iterable[EvacuatedVm]) -> list[EvacuatedVm]:
     """Return the machines whose move has begun, in the order in which they continue.
 
-    Harvester halts several at once. All of them are started before one is waited for.
+    Harvester may halt several at once: all of them are started before the move waits for one.
     """
-    begun = (vm for vm in vms if vm.begun and not vm.absent)
-    return sorted(begun, key=lambda vm: (not vm.halted, vm.exists, *_order(vm)))
+
+    def continuation_order(vm: EvacuatedVm) -> tuple[bool, bool, bool, str]:
+        # False sorts first: halted VMs, among them those that have stopped, then workers.
+        return not vm.is_halted, vm.has_instance, *_begin_order(vm)
+
+    return sorted((vm for vm in vms if vm.has_begun and not vm.is_absent), key=continuation_order)
 
 
-def choose(views: Iterable[Seen]) -> Seen:
-    """Return the view of the first machine that need not wait, else of one that is drained.
+def choose_state(states: Iterable[ClusterState]) -> ClusterState:
+    """Return the state of the first machine that can act, else of one that drains.
 
-    :param views: what is seen of a cluster for each machine that moves; not empty
+    :param states: the cluster once for each machine that moves; not empty
     """
-    return min(views, key=lambda view: _RANKS.get(next_step(view).action, 0))
+    return min(states, key=lambda state: _RANKS.get(next_step(state).action, 0))
 
 
 def stage_of(vm: EvacuatedVm) -> Stage:
     """Return the stage of a move that has begun."""
-    if not vm.former:
+    if not vm.saved_strategy:
         return Stage.DRAIN
-    if vm.halted:
+    if vm.is_halted:
         return Stage.STOP
-    return Stage.RETURN if vm.runs else Stage.START
+    return Stage.RETURN if vm.is_running else Stage.START
 
 
-def next_step(seen: Seen) -> Step:
+def next_step(state: ClusterState) -> Step:
     """Return the next step for a cluster."""
-    # What Harvester has halted can be recognised for a short time only.
-    for lost in seen.vms:
-        if lost.lost and not lost.source:
-            return Step(Action.BEGIN, lost.name)
-    if not seen.unheld and (step := _shield(seen.vms)):
+    # First, because a VM can be recognised as halted by Harvester for a short time only.
+    for vm in state.vms:
+        if vm.was_halted_by_harvester and not vm.source:
+            return Step(Action.BEGIN, vm.name)
+
+    if not state.may_not_hold and (step := _update_holds(state.vms)):
         return step
-    movers = moving(seen.vms)
+
+    movers = moving_vms(state.vms)
     if not movers:
-        return _choose(seen)
-    return _continue(seen, next((vm for vm in movers if vm.name == seen.mover), movers[0]))
+        return _begin(state)
+    return _continue(state, next((vm for vm in movers if vm.name == state.mover), movers[0]))
 
 
-def _order(vm: EvacuatedVm) -> tuple[bool, str]:
-    """Return the place of a machine in the order of moves: workers come first."""
-    return vm.control_plane, vm.name
+def _begin_order(vm: EvacuatedVm) -> tuple[bool, str]:
+    """Return the sort key of the order in which machines begin to move: workers first."""
+    return vm.is_control_plane, vm.name
 
 
-def _shield(vms: Iterable[EvacuatedVm]) -> Step | None:
-    """Return the step for a Machine that Harvester migrates: no remediation while that lasts."""
+def _update_holds(vms: Iterable[EvacuatedVm]) -> Step | None:
+    """Hold Machines while Harvester migrates their VMs, and release those that need no hold."""
     for vm in vms:
-        if vm.drained and not vm.held:
+        if vm.needs_hold and not vm.is_held:
             return Step(Action.HOLD, vm.name)
-        if vm.held_by_us and (vm.absent or not (vm.drained or vm.begun)):
+        if vm.is_held_by_us and (vm.is_absent or not (vm.needs_hold or vm.has_begun)):
             return Step(Action.RELEASE, vm.name)
-        if vm.absent and vm.source:
+        if vm.is_absent and vm.source:
             return Step(Action.FINISH, vm.name)
     return None
 
 
-def _choose(seen: Seen) -> Step:
-    """Return the begin of the next move; if there is none, what keeps the others from it."""
-    leaving = sorted((vm for vm in seen.vms if vm.leaves), key=_order)
+def _begin(state: ClusterState) -> Step:
+    """Begin the next move, or return what keeps the remaining machines on their hosts."""
+    leaving = sorted((vm for vm in state.vms if vm.must_move), key=_begin_order)
     for vm in leaving:
         if not vm.obstacle:
             return Step(Action.BEGIN, vm.name)
 
-    # Later than the moves, so that a VM which restarts meanwhile does not return to its host.
-    for vm in seen.vms:
-        if vm.avoids and vm.outdated and not vm.former:
+    # After all moves, so that a VM which restarts meanwhile does not return to its host.
+    for vm in state.vms:
+        if vm.avoids_hosts and vm.has_outdated_avoidance and not vm.saved_strategy:
             return Step(Action.ALLOW, vm.name)
+
     if leaving:
         reasons = "; ".join(f"{vm.name} stays on {vm.host}: {vm.obstacle}" for vm in leaving)
         return Step(Action.WAIT, message=reasons, blocked=True)
     return Step(Action.NOTHING)
 
 
-def _continue(seen: Seen, vm: EvacuatedVm) -> Step:
+def _continue(state: ClusterState, vm: EvacuatedVm) -> Step:
     """Return the next step of a move that has begun."""
-    if vm.former:
-        return _restart(seen, vm)
-    if vm.halted and vm.lost:
-        return Step(Action.ADOPT if vm.held or seen.unheld else Action.HOLD, vm.name)
-    if vm.leaves:
-        return _drain(seen, vm)
-    if not (vm.exists or vm.halted or seen.late):
-        # It restarts by itself, perhaps on the same host.
-        return _wait(seen, vm, f"{vm.name} leaves {vm.origin}: waiting for its VM to run")
-    return _end(seen, vm)
+    if vm.saved_strategy:
+        return _restart(state, vm)
+    if vm.is_halted and vm.was_halted_by_harvester:
+        return Step(Action.ADOPT if vm.is_held or state.may_not_hold else Action.HOLD, vm.name)
+    if vm.must_move:
+        return _drain(state, vm)
+    if not (vm.has_instance or vm.is_halted or state.is_late):
+        # KubeVirt restarts it, possibly on the same host.
+        return _wait(state, vm, f"{vm.name} leaves {vm.origin}: waiting for its VM to run")
+    return _end(state, vm)
 
 
-def _drain(seen: Seen, vm: EvacuatedVm) -> Step:
+def _drain(state: ClusterState, vm: EvacuatedVm) -> Step:
     """Return the next step until the VM is stopped."""
     if vm.obstacle:
-        return _end(seen, vm)
-    if not vm.held:
+        return _end(state, vm)
+    if not vm.is_held:
         return Step(Action.HOLD, vm.name)
     return (
-        _await_others(seen, vm)
-        or _require_workload(seen, vm)
-        or _await_servers(seen, vm)
-        or _await_join(seen, vm)
-        or _cordon(seen, vm)
-        or _evict(seen, vm)
+        _await_others(state, vm)
+        or _require_workload_api(state, vm)
+        or _await_control_plane(state, vm)
+        or _await_first_join(state, vm)
+        or _cordon(state, vm)
+        or _evict(state, vm)
         or Step(Action.STOP, vm.name)
     )
 
 
-def _await_others(seen: Seen, vm: EvacuatedVm) -> Step | None:
-    """Return the wait until no other machine is stopped or starts: Harvester may halt several."""
-    others = [other.name for other in seen.vms if other.former and other.name != vm.name]
+def _await_others(state: ClusterState, vm: EvacuatedVm) -> Step | None:
+    """Wait while another machine is down. Harvester may have halted several at once."""
+    others = [other.name for other in state.vms if other.saved_strategy and other.name != vm.name]
     if not others:
         return None
-    return _wait(seen, vm, f"{vm.name} leaves {vm.host}: waiting until {_some(others)} returns")
+    return _wait(state, vm, f"{vm.name} leaves {vm.host}: waiting until {_some(others)} returns")
 
 
-def _require_workload(seen: Seen, vm: EvacuatedVm) -> Step | None:
-    """Return the wait for the workload API, or the stop without it on request."""
-    if seen.nodes is not None:
+def _require_workload_api(state: ClusterState, vm: EvacuatedVm) -> Step | None:
+    """Wait for the workload API, or stop the VM without it if the evacuation is forced."""
+    if state.nodes is not None:
         return None
-    message = f"{vm.name} leaves {vm.host}: its Node cannot be drained, {seen.unread}"
-    others = (other for other in seen.vms if other.control_plane and other.name != vm.name)
-    if vm.control_plane and any(others):
-        # Whether etcd can spare it is not known.
-        return _wait(seen, vm, message, "; repair the control plane, or delete this Machine")
-    if seen.late and seen.forced:
+
+    message = f"{vm.name} leaves {vm.host}: its Node cannot be drained, {state.workload_error}"
+    others = (other for other in state.vms if other.is_control_plane and other.name != vm.name)
+    if vm.is_control_plane and any(others):
+        # Without the API, nothing shows whether etcd keeps its majority.
+        return _wait(state, vm, message, "; repair the control plane, or delete this Machine")
+    if state.is_late and state.is_forced:
         return Step(Action.STOP, vm.name)
-    return _wait(seen, vm, message, f"; {_FORCE}")
+    return _wait(state, vm, message, f"; {_FORCE}")
 
 
-def _await_servers(seen: Seen, vm: EvacuatedVm) -> Step | None:
-    """Return the wait until etcd can spare a control plane machine."""
-    # A Node stays ready for a while in the API after its VM was stopped.
-    ready = {node.name for node in seen.nodes or () if node.ready}
-    steady = {other.name for other in seen.vms if other.runs and not (other.absent or other.former)}
+def _await_control_plane(state: ClusterState, vm: EvacuatedVm) -> Step | None:
+    """Wait until etcd keeps its majority without this control plane machine."""
+    if not vm.is_control_plane:
+        return None
+
+    ready_nodes = {node.name for node in state.nodes or () if node.is_ready}
     unready = [
         other.name
-        for other in seen.vms
-        if other.control_plane and other.name != vm.name and other.name not in ready & steady
+        for other in state.vms
+        if other.is_control_plane
+        and other.name != vm.name
+        # A Node stays ready in the API for a while after its VM was stopped.
+        and not (other.name in ready_nodes and _is_steady(other))
     ]
-    if not (vm.control_plane and unready):
+    if not unready:
         return None
     message = f"{vm.name} leaves {vm.host}: waiting for other control plane Nodes: {_some(unready)}"
-    return _wait(seen, vm, message, "; etcd could lose its majority without them")
+    return _wait(state, vm, message, "; etcd could lose its majority without them")
 
 
-def _await_join(seen: Seen, vm: EvacuatedVm) -> Step | None:
-    """Return the wait for a guest that is being set up, which no second boot would repeat."""
-    is_forced = seen.late and seen.forced
-    if is_forced or not vm.joins or _node_of(seen, vm) is not None:
+def _is_steady(vm: EvacuatedVm) -> bool:
+    """Return whether a VM runs, and is neither being deleted nor being moved."""
+    return vm.is_running and not (vm.is_absent or vm.saved_strategy)
+
+
+def _await_first_join(state: ClusterState, vm: EvacuatedVm) -> Step | None:
+    """Wait while the guest is being set up: a second boot would not repeat the setup."""
+    skips_setup = state.is_late and state.is_forced
+    if skips_setup or not vm.awaits_first_join or _node_of(state, vm) is not None:
         return None
     message = f"{vm.name} leaves {vm.host}: waiting for its guest to join the cluster"
-    return _wait(seen, vm, message, f"; see its console, or delete its Machine; {_FORCE}")
+    return _wait(state, vm, message, f"; see its console, or delete its Machine; {_FORCE}")
 
 
-def _cordon(seen: Seen, vm: EvacuatedVm) -> Step | None:
-    node = _node_of(seen, vm)
-    return None if node is None or node.held else Step(Action.CORDON, vm.name)
+def _cordon(state: ClusterState, vm: EvacuatedVm) -> Step | None:
+    node = _node_of(state, vm)
+    return None if node is None or node.has_record else Step(Action.CORDON, vm.name)
 
 
-def _evict(seen: Seen, vm: EvacuatedVm) -> Step | None:
-    """Return the drain, which is repeated as long as it takes, unless it is forced."""
-    if not seen.pods or (seen.late and seen.forced):
+def _evict(state: ClusterState, vm: EvacuatedVm) -> Step | None:
+    """Evict Pods until none is left, or until the stage is over if the evacuation is forced."""
+    if not state.pods or (state.is_late and state.is_forced):
         return None
-    advice = f"; check their PodDisruptionBudgets, or {_FORCE}" if seen.late else ""
-    message = f"{vm.name} leaves {vm.host}: draining its Node, {_some(seen.pods)} left{advice}"
-    return Step(Action.EVICT, vm.name, message, blocked=seen.late)
+    advice = f"; check their PodDisruptionBudgets, or {_FORCE}" if state.is_late else ""
+    message = f"{vm.name} leaves {vm.host}: draining its Node, {_some(state.pods)} left{advice}"
+    return Step(Action.EVICT, vm.name, message, blocked=state.is_late)
 
 
-def _restart(seen: Seen, vm: EvacuatedVm) -> Step:
+def _restart(state: ClusterState, vm: EvacuatedVm) -> Step:
     """Return the next step from the stop of a VM until its Node is back."""
-    if vm.halted and vm.started and not vm.lost:
-        return _end(seen, vm)
-    if vm.halted and not vm.exists:
+    if vm.is_halted and vm.was_restarted and not vm.was_halted_by_harvester:
+        return _end(state, vm)
+    if vm.is_halted and not vm.has_instance:
         return Step(Action.START, vm.name)
-    if vm.halted:
+    if vm.is_halted:
         message = f"{vm.name} leaves {vm.origin}: waiting for its VM to stop"
-        return _wait(seen, vm, message, "; see its console")
-    if not vm.runs:
-        return _await_start(seen, vm)
-    return _await_node(seen, vm) or Step(Action.SETTLE, vm.name)
+        return _wait(state, vm, message, "; see its console")
+    if not vm.is_running:
+        return _await_start(state, vm)
+    return _await_node(state, vm) or Step(Action.SETTLE, vm.name)
 
 
-def _await_start(seen: Seen, vm: EvacuatedVm) -> Step:
-    if vm.outdated:
-        # Its instance waits for a host, and does not follow a change of the VM in this.
+def _await_start(state: ClusterState, vm: EvacuatedVm) -> Step:
+    if vm.has_outdated_avoidance:
+        # A pending instance does not follow changes of its VM, so it must be created again.
         return Step(Action.STOP, vm.name)
+
     status = f" ({vm.status})" if vm.status else ""
     message = f"{vm.name} leaves {vm.origin}: waiting for its VM to start on another host{status}"
     advice = f"; it starts once a host has room for it, or {vm.origin} is back"
-    if vm.avoids and vm.source:
+    if vm.avoids_hosts and vm.source:
         command = remedies.CANCEL_EVACUATION(host=vm.source)
         advice = f"; to let it start there again: {command}"
-    return _wait(seen, vm, message, advice)
+    return _wait(state, vm, message, advice)
 
 
-def _await_node(seen: Seen, vm: EvacuatedVm) -> Step | None:
-    """Return the wait for the Node of a VM that runs again, or what is to do with it."""
+def _await_node(state: ClusterState, vm: EvacuatedVm) -> Step | None:
+    """Wait until the Node of a VM that runs again is ready, then uncordon it."""
     subject = f"{vm.name} leaves {vm.origin}"
-    if seen.nodes is None:
-        return _wait(seen, vm, f"{subject}: waiting for the workload API, {seen.unread}", _REPAIR)
-    node = _node_of(seen, vm)
+    if state.nodes is None:
+        message = f"{subject}: waiting for the workload API, {state.workload_error}"
+        return _wait(state, vm, message, _REPAIR)
+
+    node = _node_of(state, vm)
     if node is None:
         return None  # it never joined
-    if not (node.ready and (node.rebooted or not node.held)):
+    if not (node.is_ready and (node.has_rebooted or not node.has_record)):
         advice = "; see its console, or delete its Machine, which nothing replaces meanwhile"
-        return _wait(seen, vm, f"{subject}: waiting for its Node on {vm.host}", advice)
-    return Step(Action.UNCORDON, vm.name) if node.held else None
+        return _wait(state, vm, f"{subject}: waiting for its Node on {vm.host}", advice)
+    return Step(Action.UNCORDON, vm.name) if node.has_record else None
 
 
-def _end(seen: Seen, vm: EvacuatedVm) -> Step:
-    """Return the next step of a move that is complete, or that is not asked for any more.
+def _end(state: ClusterState, vm: EvacuatedVm) -> Step:
+    """Return the next cleanup step of a move that is complete or cancelled.
 
-    A user who halts the VM ends the move, too.
+    A move is also cancelled when a user halts the VM.
     """
-    if seen.nodes is None:
-        message = f"{vm.name}: waiting for the workload API, to uncordon its Node, {seen.unread}"
-        return _wait(seen, vm, message, _REPAIR)
-    node = _node_of(seen, vm)
-    if node is not None and node.held:
+    if state.nodes is None:
+        error = state.workload_error
+        message = f"{vm.name}: waiting for the workload API, to uncordon its Node, {error}"
+        return _wait(state, vm, message, _REPAIR)
+
+    node = _node_of(state, vm)
+    if node is not None and node.has_record:
         return Step(Action.UNCORDON, vm.name)
-    if vm.former:
+    if vm.saved_strategy:
         return Step(Action.YIELD, vm.name)
-    if vm.held_by_us and vm.unseen and vm.runs and not seen.late:
-        # A health check would take the Machine for one whose Node is lost.
-        return _wait(seen, vm, f"{vm.name}: waiting for Cluster API to see its Node ready")
-    is_released = not vm.held_by_us or vm.drained
+    if vm.is_held_by_us and vm.has_unhealthy_node and vm.is_running and not state.is_late:
+        # Released now, the Machine would be remediated by a MachineHealthCheck.
+        return _wait(state, vm, f"{vm.name}: waiting for Cluster API to see its Node ready")
+    is_released = not vm.is_held_by_us or vm.needs_hold
     return Step(Action.FINISH if is_released else Action.RELEASE, vm.name)
 
 
-def _wait(seen: Seen, vm: EvacuatedVm, message: str, advice: str = "") -> Step:
-    """Return a wait, which needs a user once the time for it is over."""
-    return Step(Action.WAIT, vm.name, message + (advice if seen.late else ""), blocked=seen.late)
+def _wait(state: ClusterState, vm: EvacuatedVm, message: str, advice: str = "") -> Step:
+    """Return a WAIT step, which is blocked and gives advice once the stage is late."""
+    text = message + (advice if state.is_late else "")
+    return Step(Action.WAIT, vm.name, text, blocked=state.is_late)
 
 
-def _node_of(seen: Seen, vm: EvacuatedVm) -> EvacuatedNode | None:
-    return next((node for node in seen.nodes or () if node.name == vm.name), None)
+def _node_of(state: ClusterState, vm: EvacuatedVm) -> EvacuatedNode | None:
+    return next((node for node in state.nodes or () if node.name == vm.name), None)
 
 
 def _some(names: Iterable[str]) -> str:
-    return name_some(sorted(names), _NAMED)
+    return name_some(sorted(names), _MAX_LISTED)

@@ -1,20 +1,20 @@
 """Read what the next step of an evacuation depends on.
 
-Machines, VMs and hosts come from caches. The workload cluster is read only while a machine moves,
-and what hosts have free, which decides whether its VM may be stopped, before it begins to move and
-before it is stopped; during a drain seldom.
+Machines, VMs and hosts come from caches. The workload cluster is read only while a machine moves.
+The free resources of hosts, which decide whether a VM may be stopped, are listed before its machine
+begins to move and before the VM is stopped; during a drain, only every 30 s (see `obstacles`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from caphv.api import evacuation, parking
 from caphv.api.clusterapi import control_plane_initialized, is_server, paused
 from caphv.api.conditions import get_condition, seconds_since
-from caphv.api.hosts import migrates_guests
+from caphv.api.hosts import may_be_migrating_guests
 from caphv.api.names import (
     AVOIDED_HOSTS_ANNOTATION,
     EVACUATED_BOOT_ANNOTATION,
@@ -38,10 +38,7 @@ from caphv.api.object import (
 )
 from caphv.api.ownership import Ownership, ownership_of
 from caphv.api.plaintext import plain
-from caphv.api.resources import (
-    CLUSTER_API_GROUP,
-    HARVESTER_MACHINES,
-)
+from caphv.api.resources import CLUSTER_API_GROUP, HARVESTER_MACHINES
 from caphv.api.virtualmachine import (
     ENDED_PHASES,
     devices_of,
@@ -58,11 +55,11 @@ from reconciler.cluster.evacuation.plan import (
     HOLD_SECONDS,
     STAGE_SECONDS,
     Action,
+    ClusterState,
     EvacuatedNode,
     EvacuatedVm,
-    Seen,
-    choose,
-    moving,
+    choose_state,
+    moving_vms,
     next_step,
     stage_of,
 )
@@ -79,39 +76,46 @@ from reconciler.harvester.topology import host_name
 from reconciler.machine.placement import avoided_hosts
 
 _VM_RECORDS = {AVOIDED_HOSTS_ANNOTATION, EVACUATED_STRATEGY_ANNOTATION}
-_LONGEST_STATUS = 64
+_MAX_STATUS = 64
 
 
 @dataclass(slots=True)
-class Surroundings:
-    """What a step is decided from, and the objects that it writes to, by the name of a machine.
+class Observation:
+    """The state from which a step is decided, and the objects that it writes to.
 
-    :param evacuated: names of the hosts that are evacuated, sorted
-    :param hosts: host names of those on which no VM must start
-    :param restarts: machines on them that an eviction would restart, not migrate
-    :param migrating: machines on them that Harvester migrates
+    Dictionaries have names of machines as keys. VMs, instances and Nodes have the same names.
+
+    :param state: what the step is decided from
+    :param evacuated_hosts: names of the hosts whose annotation requests their evacuation, sorted
+    :param avoided_hosts: host names of the hosts on which no VM may start
+    :param machines: the HarvesterMachines
+    :param owners: the Machines of Cluster API
+    :param vms: the VirtualMachines
+    :param instance_starts: when the instances of the VMs were created
+    :param nodes: Nodes of the workload cluster
+    :param pods: Pods to evict
+    :param client: the client of the workload cluster
+    :param migrated_by_harvester: machines on evacuated hosts that Harvester migrates
+    :param restarted_by_harvester: machines on evacuated hosts that an eviction would restart
     """
 
-    cluster: Obj | None = None
-    seen: Seen = field(default_factory=Seen)
-    evacuated: list[str] = field(default_factory=list)
-    hosts: list[str] = field(default_factory=list)
+    cluster: Obj
+    state: ClusterState = field(default_factory=ClusterState)
+    evacuated_hosts: list[str] = field(default_factory=list)
+    avoided_hosts: list[str] = field(default_factory=list)
     machines: dict[str, Obj] = field(default_factory=dict)
     owners: dict[str, Obj] = field(default_factory=dict)
-    """The Machines of Cluster API."""
     vms: dict[str, Obj] = field(default_factory=dict)
-    starts: dict[str, str] = field(default_factory=dict)
-    """When their instances were created."""
+    instance_starts: dict[str, str] = field(default_factory=dict)
     nodes: dict[str, Obj] = field(default_factory=dict)
     pods: list[Obj] = field(default_factory=list)
     client: ApiClient | None = None
-    """Of the workload cluster."""
-    restarts: list[str] = field(default_factory=list)
-    migrating: list[str] = field(default_factory=list)
+    migrated_by_harvester: list[str] = field(default_factory=list)
+    restarted_by_harvester: list[str] = field(default_factory=list)
 
 
-def concerns(scope: ClusterScope) -> bool:
-    """Return whether a host is evacuated, or an evacuation has left a record. Sends no request.
+def has_work(scope: ClusterScope) -> bool:
+    """Return whether a host must be left, or an evacuation has left a record. Sends no request.
 
     Raises `Blocked`.
     """
@@ -119,7 +123,7 @@ def concerns(scope: ClusterScope) -> bool:
         return False
 
     hosts = scope.require_session().hosts.store
-    if any(map(evacuation.is_emptied, hosts)):
+    if any(map(evacuation.must_be_left, hosts)):
         return True
 
     vms = scope.namespace().vms
@@ -129,107 +133,108 @@ def concerns(scope: ClusterScope) -> bool:
         vm = vms.get(scope.target_namespace, key_of(machine).name)
         if vm is not None and not _VM_RECORDS.isdisjoint(annotations_of(vm)):
             return True
-        owner = _machine_of(scope, machine)
+        owner = _owner_of(scope, machine)
         if owner and annotations_of(owner).get(SKIP_REMEDIATION_ANNOTATION) == SKIPPED_BY_US:
             return True
     return False
 
 
-def forget_drains(scope: ClusterScope) -> None:
-    """Forget since when machines were on hosts that are drained no more. Raises `Blocked`."""
-    hosts, since = scope.require_session().hosts, scope.memory.drained_since
-    for machine, name in list(since):
+def forget_ended_drains(scope: ClusterScope) -> None:
+    """Forget the start of drains that have ended. Raises `Blocked`."""
+    hosts = scope.require_session().hosts
+    drained_since = scope.memory.drained_since
+    for machine_name, name in list(drained_since):
         host = hosts.get("", name)
-        if host is None or not evacuation.is_drained(host):
-            del since[machine, name]
+        if host is None or not evacuation.is_in_maintenance(host):
+            del drained_since[machine_name, name]
 
 
-async def read_surroundings(scope: ClusterScope, *, unheld: bool = False) -> Surroundings:
+async def observe(scope: ClusterScope, *, may_not_hold: bool) -> Observation:
     """Read what the next step depends on. Raises `Blocked`, `ApiError`, `Unreachable`.
 
-    :param unheld: the provider may not keep Machines from remediation, see `Seen`. The next step
-        depends on it, and so does what is read for that step
+    :param may_not_hold: see `ClusterState`. It changes the next step, and therefore what is read.
     """
-    around = Surroundings(scope.cluster)
-    _read_vms(scope, around)
-    around.seen = replace(around.seen, unheld=unheld)
+    observed = Observation(scope.cluster)
+    _read_vms(scope, observed)
+    observed.state = replace(observed.state, may_not_hold=may_not_hold)
 
-    movers = moving(around.seen.vms)
+    movers = moving_vms(observed.state.vms)
     names = {vm.name for vm in movers}
     for memory in (scope.memory.evacuation_stages, scope.memory.evacuation_reviews):
         for name in memory.keys() - names:
             del memory[name]
+
     if not movers:
-        await _review(scope, around, around.seen.vms)
-        return around
+        await _review(scope, observed, observed.state.vms)
+        return observed
 
-    views = []
-    for vm in movers:
-        late, forced = _is_late(scope, vm), _is_forced(scope, vm)
-        vms = obstacles.recall(scope.memory, around.seen.vms)
-        seen = replace(around.seen, vms=vms, mover=vm.name, late=late, forced=forced)
-        view = replace(around, seen=seen, nodes={}, pods=[])
-        await _read_workload(scope, view, vm)
-        # Until a VM is stopped, another one may take the device that it would find.
-        is_stopped_next = next_step(view.seen).action is Action.STOP
-        if not vm.former and (is_stopped_next or obstacles.is_due(scope.memory, vm)):
-            await _review(scope, view, [vm])
-        views.append(view)
-    chosen = choose([view.seen for view in views])
-    return next(view for view in views if view.seen is chosen)
+    observations = [await _observe_mover(scope, observed, vm) for vm in movers]
+    chosen = choose_state([observation.state for observation in observations])
+    return next(observation for observation in observations if observation.state is chosen)
 
 
-async def _review(scope: ClusterScope, around: Surroundings, vms: Iterable[EvacuatedVm]) -> None:
-    """Find out which of these machines would find no other host."""
-    scope.memory.evacuation_uncounted = await obstacles.review(scope, around.vms, vms)
-    vms = obstacles.recall(scope.memory, around.seen.vms)
-    around.seen = replace(around.seen, vms=vms)
+async def _observe_mover(
+    scope: ClusterScope, observed: Observation, vm: EvacuatedVm
+) -> Observation:
+    """Return the observation with what the next step of one moving machine depends on."""
+    state = replace(
+        observed.state,
+        vms=obstacles.recall(scope.memory, observed.state.vms),
+        mover=vm.name,
+        is_late=_is_late(scope, vm),
+        is_forced=_is_forced(scope, vm),
+    )
+    observed = replace(observed, state=state, nodes={}, pods=[])
+    await _read_workload(scope, observed, vm)
+
+    # Until a VM is stopped, another one may take the device that it would need.
+    is_stopped_next = next_step(observed.state).action is Action.STOP
+    if not vm.saved_strategy and (is_stopped_next or obstacles.is_due(scope.memory, vm)):
+        await _review(scope, observed, [vm])
+    return observed
 
 
-def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
+async def _review(scope: ClusterScope, observed: Observation, vms: Iterable[EvacuatedVm]) -> None:
+    """Check whether these machines would find another host, and add their obstacles."""
+    scope.memory.evacuation_uncounted = await obstacles.review(scope, observed.vms, vms)
+    reviewed = obstacles.recall(scope.memory, observed.state.vms)
+    observed.state = replace(observed.state, vms=reviewed)
+
+
+def _read_vms(scope: ClusterScope, observed: Observation) -> None:
     """Read the machines and their VMs from caches that follow Harvester."""
-    namespace, hosts = scope.current_namespace(), list(scope.require_session().hosts.store)
-    wanted = {key_of(host).name: host_name(host) for host in hosts if evacuation.is_wanted(host)}
+    namespace = scope.current_namespace()
+    hosts = list(scope.require_session().hosts.store)
+    requested = {
+        key_of(host).name: host_name(host) for host in hosts if evacuation.is_requested(host)
+    }
     # Until Harvester has cordoned a host that it drains by force, a VM could start there again.
-    forced = {host_name(host) for host in hosts if evacuation.is_drained_by_force(host)}
-    around.evacuated, around.hosts = sorted(wanted), sorted({*wanted.values(), *forced})
+    draining = {host_name(host) for host in hosts if evacuation.is_draining_by_force(host)}
+    observed.evacuated_hosts = sorted(requested)
+    observed.avoided_hosts = sorted({*requested.values(), *draining})
 
     vms = []
     for machine in scope.context.caches.machines_of(scope.cluster):
         name = key_of(machine).name
         vm = namespace.vms.get(scope.target_namespace, name)
-        owner = _machine_of(scope, machine)
-        around.machines[name] = machine
+        owner = _owner_of(scope, machine)
+        observed.machines[name] = machine
         if owner is not None:
-            around.owners[name] = owner
+            observed.owners[name] = owner
+
         if vm is None or any(map(being_deleted, (vm, machine, owner or {"metadata": {}}))):
-            # Its member of etcd is removed after its VM, or by the core before.
-            vms.append(_absent(machine, owner, scope.cluster, is_lost=vm is None))
+            # The provider removes its member of etcd after its VM, or the core has done so before.
+            vms.append(_absent_vm(machine, owner, scope.cluster, is_lost=vm is None))
             continue
 
-        around.vms[name] = vm
         instance = namespace.instances.get(scope.target_namespace, name)
-        around.starts[name] = text_at(instance, "metadata", "creationTimestamp")
-        record = scope.context.owner(HARVESTER_MACHINES.kind, machine)
-        ownership = ownership_of(vm, record)
-        found = _vm(around, name, instance, hosts, ownership)
-        if ownership is Ownership.OURS and _is_alive(instance):
-            host = scope.require_session().hosts.get("", found.host) if found.host else None
-            found = replace(found, drained=host is not None and migrates_guests(host))
-        if ownership is Ownership.OURS and (found.started or not found.former):
-            lost_from = halted_on(scope, machine, vm, instance)
-            found = replace(found, lost=bool(lost_from), host=found.host or lost_from)
-        if paused(None, machine) or (owner is not None and paused(None, owner)):
-            # Once it was stopped, it is started all the same.
-            obstacle = found.obstacle or "it is paused; end that"
-            found = replace(found, obstacle=obstacle, drained=False, lost=False)
-        if found.drained and _is_held_for_long(scope, found):
-            found = replace(found, drained=False)
-        vms.append(found)
-    around.seen = Seen(vms=tuple(vms))
+        observed.vms[name] = vm
+        observed.instance_starts[name] = text_at(instance, "metadata", "creationTimestamp")
+        vms.append(_existing_vm(scope, observed, name, instance, hosts))
+    observed.state = ClusterState(vms=tuple(vms))
 
 
-def _machine_of(scope: ClusterScope, machine: Obj) -> Obj | None:
+def _owner_of(scope: ClusterScope, machine: Obj) -> Obj | None:
     """Return the Machine of Cluster API that owns a HarvesterMachine."""
     reference = owner_reference(machine, "Machine", CLUSTER_API_GROUP)
     if reference is None:
@@ -237,79 +242,116 @@ def _machine_of(scope: ClusterScope, machine: Obj) -> Obj | None:
     return scope.context.caches.machines.get(key_of(machine).namespace, reference["name"])
 
 
-def _absent(machine: Obj, owner: Obj | None, cluster: Obj | None, *, is_lost: bool) -> EvacuatedVm:
-    """Return a machine without a VM, or in deletion.
+def _absent_vm(
+    machine: Obj, owner: Obj | None, cluster: Obj | None, *, is_lost: bool
+) -> EvacuatedVm:
+    """Return a machine that has no VM, or is being deleted.
 
-    :param is_lost: the VM does not exist. The Machine can be replaced then.
+    :param is_lost: the VM does not exist. Unless the machine is being deleted, its records are
+        read, so that they are removed: the Machine can be remediated then.
     """
-    absent = EvacuatedVm(key_of(machine).name, is_server(machine, cluster), absent=True)
+    absent = EvacuatedVm(
+        name=key_of(machine).name,
+        is_control_plane=is_server(machine, cluster),
+        is_absent=True,
+    )
     if not is_lost or being_deleted(machine) or owner is None or being_deleted(owner):
         return absent
-    is_ours = annotations_of(owner).get(SKIP_REMEDIATION_ANNOTATION) == SKIPPED_BY_US
-    source = annotations_of(machine).get(EVACUATED_FROM_ANNOTATION, "")
-    return replace(absent, source=source, held=is_ours, held_by_us=is_ours)
 
-
-def _vm(
-    around: Surroundings,
-    name: str,
-    instance: Obj | None,
-    hosts: Sequence[Obj],
-    ownership: Ownership,
-) -> EvacuatedVm:
-    """Return what a machine shows, and note it if an eviction by Harvester is to move it.
-
-    :param hosts: Nodes of Harvester
-    """
-    machine, vm = around.machines[name], around.vms[name]
-    host = text_at(instance, "status", "nodeName")
-    is_alive = _is_alive(instance)
-    is_evacuated = is_alive and host in around.evacuated
-    is_migratable = can_migrate(vm, instance or {})
-    obstacle = describe_local_disks(vm, instance)
-    if is_evacuated and is_migratable and not is_shut_down_for_maintenance(vm):
-        # Neither a migration nor a start finds a host for it.
-        obstacle = describe_missing_cpu_manager(vm, host, hosts)
-
-    leaves = is_evacuated and (not is_migratable or bool(obstacle))
-    if is_evacuated and not leaves:
-        migrates = migrates_when_evicted(instance or {})
-        (around.migrating if migrates else around.restarts).append(name)
-    if ownership is not Ownership.OURS:
-        obstacle = "its VirtualMachine is not recorded as this cluster's"
-        return EvacuatedVm(
-            name, is_server(machine, around.cluster), host, leaves, obstacle=obstacle
-        )
-
-    annotations, avoided = annotations_of(vm), avoided_hosts(vm)
-    owner = around.owners.get(name)
-    skipped = annotations_of(owner).get(SKIP_REMEDIATION_ANNOTATION) if owner else ""
-    return EvacuatedVm(
-        name,
-        is_server(machine, around.cluster),
-        host,
-        leaves,
-        obstacle=obstacle if leaves else "",
+    is_held_by_us = annotations_of(owner).get(SKIP_REMEDIATION_ANNOTATION) == SKIPPED_BY_US
+    return replace(
+        absent,
         source=annotations_of(machine).get(EVACUATED_FROM_ANNOTATION, ""),
-        held=skipped is not None,
-        held_by_us=skipped == SKIPPED_BY_US,
-        former=annotations.get(EVACUATED_STRATEGY_ANNOTATION, ""),
-        started=EVACUATION_STARTED_ANNOTATION in annotations,
-        halted=run_strategy(vm) == HALTED,
-        exists=instance is not None,
-        runs=is_alive and at(instance, "status", "phase") == "Running",
-        avoids=bool(avoided),
-        outdated=not set(avoided) <= set(around.hosts),
-        status=plain(text_at(vm, "status", "printableStatus"), _LONGEST_STATUS),
-        joins=not at(owner, "status", "nodeRef"),
-        unseen=_is_unseen(owner),
+        is_held=is_held_by_us,
+        is_held_by_us=is_held_by_us,
     )
 
 
-def _is_unseen(owner: Obj | None) -> bool:
-    """Return whether the core says of a Machine that its Node is not healthy, or not reachable."""
-    seen = get_condition(list_at(owner, "status", "conditions"), "NodeHealthy") or {}
-    return seen.get("status") in ("False", "Unknown")
+def _existing_vm(
+    scope: ClusterScope,
+    observed: Observation,
+    name: str,
+    instance: Obj | None,
+    hosts: Sequence[Obj],
+) -> EvacuatedVm:
+    """Return a machine with a VM, and note it if Harvester itself moves it off an evacuated host.
+
+    :param hosts: Nodes of Harvester
+    """
+    machine = observed.machines[name]
+    vm = observed.vms[name]
+    owner = observed.owners.get(name)
+    is_control_plane = is_server(machine, observed.cluster)
+    host = text_at(instance, "status", "nodeName")
+    is_alive = _is_alive(instance)
+    is_on_evacuated_host = is_alive and host in observed.evacuated_hosts
+
+    is_migratable = can_migrate(vm, instance or {})
+    obstacle = describe_local_disks(vm, instance)
+    if is_on_evacuated_host and is_migratable and not is_shut_down_for_maintenance(vm):
+        # Without such a host, neither a migration nor a start would succeed.
+        obstacle = describe_missing_cpu_manager(vm, host, hosts)
+
+    must_move = is_on_evacuated_host and (not is_migratable or bool(obstacle))
+    if is_on_evacuated_host and not must_move:
+        if migrates_when_evicted(instance or {}):
+            observed.migrated_by_harvester.append(name)
+        else:
+            observed.restarted_by_harvester.append(name)
+
+    record = scope.context.owner(HARVESTER_MACHINES.kind, machine)
+    if ownership_of(vm, record) is not Ownership.OURS:
+        return EvacuatedVm(
+            name=name,
+            is_control_plane=is_control_plane,
+            host=host,
+            must_move=must_move,
+            obstacle="its VirtualMachine is not recorded as this cluster's",
+        )
+
+    annotations = annotations_of(vm)
+    saved_strategy = annotations.get(EVACUATED_STRATEGY_ANNOTATION, "")
+    was_restarted = EVACUATION_STARTED_ANNOTATION in annotations
+    halted_host = ""
+    if was_restarted or not saved_strategy:
+        halted_host = halted_on(scope, machine, vm, instance)
+
+    is_paused = paused(None, machine) or (owner is not None and paused(None, owner))
+    obstacle = obstacle if must_move else ""
+    if is_paused:
+        # This only keeps a VM from being stopped. One that was stopped is started all the same.
+        obstacle = obstacle or "it is paused; end that"
+
+    skip_annotation = annotations_of(owner).get(SKIP_REMEDIATION_ANNOTATION) if owner else ""
+    avoided = avoided_hosts(vm)
+    return EvacuatedVm(
+        name=name,
+        is_control_plane=is_control_plane,
+        host=host or halted_host,
+        must_move=must_move,
+        needs_hold=is_alive and not is_paused and _needs_hold(scope, name, host),
+        source=annotations_of(machine).get(EVACUATED_FROM_ANNOTATION, ""),
+        was_halted_by_harvester=bool(halted_host) and not is_paused,
+        obstacle=obstacle,
+        is_held=skip_annotation is not None,
+        is_held_by_us=skip_annotation == SKIPPED_BY_US,
+        saved_strategy=saved_strategy,
+        was_restarted=was_restarted,
+        is_halted=run_strategy(vm) == HALTED,
+        has_instance=instance is not None,
+        is_running=is_alive and at(instance, "status", "phase") == "Running",
+        avoids_hosts=bool(avoided),
+        has_outdated_avoidance=not set(avoided) <= set(observed.avoided_hosts),
+        status=plain(text_at(vm, "status", "printableStatus"), _MAX_STATUS),
+        awaits_first_join=not at(owner, "status", "nodeRef"),
+        has_unhealthy_node=_has_unhealthy_node(owner),
+    )
+
+
+def _has_unhealthy_node(owner: Obj | None) -> bool:
+    """Return whether Cluster API reports the Node of a Machine as unhealthy or unknown."""
+    condition = get_condition(list_at(owner, "status", "conditions"), "NodeHealthy") or {}
+    return condition.get("status") in ("False", "Unknown")
 
 
 def _is_alive(instance: Obj | None) -> bool:
@@ -318,11 +360,14 @@ def _is_alive(instance: Obj | None) -> bool:
     return at(instance, "status", "phase") not in ENDED_PHASES
 
 
-def _is_held_for_long(scope: ClusterScope, vm: EvacuatedVm) -> bool:
-    """Return whether a machine was on a host that is drained for longer than drains take."""
+def _needs_hold(scope: ClusterScope, machine_name: str, host: str) -> bool:
+    """Return whether Harvester has been draining a machine's host for less than `HOLD_SECONDS`."""
+    node = scope.require_session().hosts.get("", host) if host else None
+    if node is None or not may_be_migrating_guests(node):
+        return False
     current_time = time.monotonic()
-    since = scope.memory.drained_since.setdefault((vm.name, vm.host), current_time)
-    return current_time - since >= HOLD_SECONDS
+    since = scope.memory.drained_since.setdefault((machine_name, host), current_time)
+    return current_time - since < HOLD_SECONDS
 
 
 def can_migrate(vm: Obj, instance: Obj) -> bool:
@@ -331,10 +376,11 @@ def can_migrate(vm: Obj, instance: Obj) -> bool:
 
 
 def _is_late(scope: ClusterScope, vm: EvacuatedVm) -> bool:
-    """Return whether the time for the stage of a move is over."""
-    stage, current_time = stage_of(vm), time.monotonic()
-    known, since = scope.memory.evacuation_stages.get(vm.name, ("", 0.0))
-    if known != stage.name:
+    """Return whether the present stage of a move has taken longer than `STAGE_SECONDS`."""
+    stage = stage_of(vm)
+    current_time = time.monotonic()
+    last_stage, since = scope.memory.evacuation_stages.get(vm.name, ("", 0.0))
+    if last_stage != stage.name:
         scope.memory.evacuation_stages[vm.name] = (stage.name, current_time)
         return False
     return current_time - since >= STAGE_SECONDS[stage]
@@ -345,56 +391,65 @@ def _is_forced(scope: ClusterScope, vm: EvacuatedVm) -> bool:
     return host is not None and evacuation.is_forced(host)
 
 
-async def _read_workload(scope: ClusterScope, around: Surroundings, vm: EvacuatedVm) -> None:
+async def _read_workload(scope: ClusterScope, observed: Observation, vm: EvacuatedVm) -> None:
     """Read the Node of the machine that moves, its Pods, and Nodes of the control plane.
 
-    A workload API that does not answer is an answer.
+    A workload API that does not answer is part of the observation, not an error.
     """
     workloads = scope.context.workloads
     await workloads.ensure(scope.cluster_key)
-    client = around.client = workloads.client(scope.cluster_key)
+    client = observed.client = workloads.client(scope.cluster_key)
     if client is None:
-        has_api = control_plane_initialized(scope.cluster)
-        nodes: tuple[EvacuatedNode, ...] | None = None if has_api else ()
-        around.seen = replace(around.seen, nodes=nodes, unread="its kubeconfig does not exist")
+        # Before the control plane is initialized, there is no Node to read.
+        nodes: tuple[EvacuatedNode, ...] | None = ()
+        if control_plane_initialized(scope.cluster):
+            nodes = None
+        error = "its kubeconfig does not exist"
+        observed.state = replace(observed.state, nodes=nodes, workload_error=error)
         return
 
     names = {vm.name}
-    if vm.control_plane:
-        names |= {other.name for other in around.seen.vms if other.control_plane}
+    if vm.is_control_plane:
+        names |= {other.name for other in observed.state.vms if other.is_control_plane}
+    starts = observed.instance_starts
     try:
-        without_etcd = await _without_etcd(client, around.starts) if vm.control_plane else set()
+        without_etcd = await _nodes_without_etcd(client, starts) if vm.is_control_plane else set()
         for name in sorted(names):
             try:
-                around.nodes[name] = await client.get(NODES, name)
+                observed.nodes[name] = await client.get(NODES, name)
             except NotFound:
                 continue  # it never joined, or was deleted
-        if vm.name in around.nodes and not vm.former:
-            around.pods = await pods_to_evict(client, [vm.name])
+        if vm.name in observed.nodes and not vm.saved_strategy:
+            observed.pods = await pods_to_evict(client, [vm.name])
     except RequestError as error:
-        around.seen = replace(around.seen, nodes=None, unread=str(error))
+        observed.state = replace(observed.state, nodes=None, workload_error=str(error))
         return
-    around.seen = replace(
-        around.seen,
+
+    observed.state = replace(
+        observed.state,
         nodes=tuple(
-            _node(name, node, without_etcd, around.starts.get(name, ""))
-            for name, node in around.nodes.items()
+            _evacuated_node(node, has_etcd=name not in without_etcd, start=starts.get(name, ""))
+            for name, node in observed.nodes.items()
         ),
-        pods=tuple(map(str, map(key_of, around.pods))),
+        pods=tuple(map(str, map(key_of, observed.pods))),
     )
 
 
-async def _without_etcd(client: ApiClient, starts: Mapping[str, str]) -> set[str]:
-    """Return the Nodes whose Pod of etcd is not ready. Raises `ApiError`, `Unreachable`.
+async def _nodes_without_etcd(client: ApiClient, starts: Mapping[str, str]) -> set[str]:
+    """Return the Nodes whose Pod of etcd is not ready, or was last reported before their start.
+
+    Raises `ApiError`, `Unreachable`.
 
     :param starts: when the instances of the Nodes were created
     """
     unready = set()
     for pod in await find_pods(client):
         name = str(pod["spec"]["nodeName"])
-        ready = get_condition(list_at(pod, "status", "conditions"), "Ready") or {}
-        since, start = str(ready.get("lastTransitionTime") or ""), starts.get(name, "")
-        if ready.get("status") == "False" or (since and start and not _is_after(since, start)):
+        condition = get_condition(list_at(pod, "status", "conditions"), "Ready") or {}
+        since = str(condition.get("lastTransitionTime") or "")
+        start = starts.get(name, "")
+        is_old = bool(since and start) and not _is_after(since, start)
+        if condition.get("status") == "False" or is_old:
             unready.add(name)
     return unready
 
@@ -403,19 +458,20 @@ def _is_after(timestamp: str, start: str) -> bool:
     return bool(timestamp) and seconds_since(timestamp) <= seconds_since(start)
 
 
-def _node(name: str, node: Obj, without_etcd: Container[str], start: str) -> EvacuatedNode:
-    """Return what a Node shows.
+def _evacuated_node(node: Obj, *, has_etcd: bool, start: str) -> EvacuatedNode:
+    """Return what a Node reports.
 
+    :param has_etcd: its member of etcd is ready, or it has none
     :param start: when the instance of its VM was created
     """
-    record = annotations_of(node).get(EVACUATED_BOOT_ANNOTATION)
-    ready = get_condition(list_at(node, "status", "conditions"), "Ready") or {}
+    recorded_boot = annotations_of(node).get(EVACUATED_BOOT_ANNOTATION)
+    condition = get_condition(list_at(node, "status", "conditions"), "Ready") or {}
     # The API calls a Node ready for some 40 s after its kubelet has stopped reporting.
-    is_current = _is_after(str(ready.get("lastHeartbeatTime") or ""), start)
+    is_current = _is_after(str(condition.get("lastHeartbeatTime") or ""), start)
     return EvacuatedNode(
-        name,
-        ready=ready.get("status") == "True" and is_current and name not in without_etcd,
-        held=record is not None,
-        # Without a boot, a report cannot be distinguished from one of the last run.
-        rebooted=record in (None, "") or boot_id(node) != record,
+        name=key_of(node).name,
+        is_ready=condition.get("status") == "True" and is_current and has_etcd,
+        has_record=recorded_boot is not None,
+        # No boot had been reported when an empty record was written, so any report counts.
+        has_rebooted=recorded_boot in (None, "") or boot_id(node) != recorded_boot,
     )

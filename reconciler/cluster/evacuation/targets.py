@@ -1,8 +1,8 @@
-"""Decide whether a VM that has to leave its host could start on another one: pure.
+"""Decide whether a VM that must leave its host could start on another one. No I/O.
 
-The scheduler decides about CPU and memory. Here are the reasons for which it would find no host at
-all, so that no guest is stopped that could not start again: devices, huge pages, pinned CPUs,
-affinity, and hosts that take no VMs.
+A guest that could not start again must not be stopped. The scheduler decides about CPU and memory.
+This module finds the reasons why no other host qualifies at all: devices, huge pages, pinned CPUs,
+affinity, and hosts that accept no VMs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from caphv.api.virtualmachine import (
 )
 from reconciler.machine.placement import REQUIRED, admits_host
 
-_LONGEST_REASON = 64
+_MAX_REASON = 64
 _LOCAL = "so a disk may be local to this host; stop and start it yourself, or delete its Machine"
 _NO_CPU_MANAGER = (
     f"no other host that takes VMs has its CPU manager enabled (label {CPU_MANAGER_LABEL}=true), "
@@ -34,12 +34,12 @@ _NO_CPU_MANAGER = (
 INSTANCE = ("spec", "template", "spec")
 
 
-def obstacle(vm: Obj, source: str, hosts: Iterable[Obj], instances: Iterable[Obj]) -> str:
-    """Return why a VM finds no other host; empty if there is one.
+def describe_obstacle(vm: Obj, source: str, hosts: Iterable[Obj], instances: Iterable[Obj]) -> str:
+    """Return why a VM cannot start on any other host; empty if it can.
 
     :param source: the host that it leaves
     :param hosts: Nodes of Harvester, with their status
-    :param instances: those whose devices are in use
+    :param instances: the instances whose devices are in use
     """
     spec = dict_at(vm, *INSTANCE)
     usable = _usable_hosts(spec, source, hosts)
@@ -48,18 +48,18 @@ def obstacle(vm: Obj, source: str, hosts: Iterable[Obj], instances: Iterable[Obj
 
     subject = "no other host"
     if has_pinned_cpus(spec):
-        # Harvester adds this to the required affinity, which no user wrote there.
+        # Harvester adds this requirement to the affinity, so the user's affinity is not to blame.
         usable = [host for host in usable if has_cpu_manager(host)]
         if not usable:
             return _NO_CPU_MANAGER
         subject = "no other host with its CPU manager enabled"
 
-    suitable = [host for host in usable if _selects(spec, host)]
+    suitable = [host for host in usable if _admits(spec, host)]
     if not suitable:
         return _describe_affinity(spec, subject)
     if at(spec, "domain", "memory", "hugepages"):
         pages, memory = _pages_of(spec)
-        suitable = [host for host in suitable if _has(host, pages, memory)]
+        suitable = [host for host in suitable if _has_capacity(host, pages, memory)]
         if not suitable:
             return (
                 f"{subject} has {memory} of {pages}; reserve such pages at the boot of one, or "
@@ -69,7 +69,7 @@ def obstacle(vm: Obj, source: str, hosts: Iterable[Obj], instances: Iterable[Obj
     if at(spec, "affinity", "podAffinity", REQUIRED) or at(
         spec, "affinity", "podAntiAffinity", REQUIRED
     ):
-        # It depends on Pods of other teams, which the provider may not read.
+        # Whether it can be met depends on Pods of other teams, which the provider may not read.
         return (
             "its affinity requires a host with or without certain other VMs, which is not checked; "
             "make it a preference, stop and start it yourself, or delete the Machine"
@@ -79,7 +79,7 @@ def obstacle(vm: Obj, source: str, hosts: Iterable[Obj], instances: Iterable[Obj
 
 
 def _describe_affinity(spec: Obj, subject: str) -> str:
-    """Return that no host which could run an instance is one that its affinity admits."""
+    """Return the text for an affinity that admits none of the usable hosts."""
     if has_pinned_cpus(spec):
         return (
             f"its affinity or node selector admits {subject}; enable it on a host that they admit, "
@@ -91,22 +91,23 @@ def _describe_affinity(spec: Obj, subject: str) -> str:
 def _describe_devices(
     spec: Obj, hosts: Iterable[Obj], instances: Iterable[Obj], subject: str
 ) -> str:
-    """Return that no host has the devices of an instance free; empty if one has."""
+    """Return that no host has enough free devices for an instance; empty if one has."""
     needs = devices_of(spec)
     in_use = devices_in_use(instances)
-    # The scheduler may give any device to one that has no host yet.
+    # Instances without a host are listed under "". The scheduler may place them on any host.
     pending = in_use.get("", Counter())
     for host in hosts:
-        if not needs - _free(host, in_use.get(key_of(host).name, Counter()) + pending):
+        if not needs - _free_devices(host, in_use.get(key_of(host).name, Counter()) + pending):
             return ""
-    wanted = ", ".join(f"{count} {name}" for name, count in sorted(needs.items()))
-    return f"{subject} has {wanted} free; enable the device there, or stop a VM that uses it"
+    devices = ", ".join(f"{count} {name}" for name, count in sorted(needs.items()))
+    return f"{subject} has {devices} free; enable the device there, or stop a VM that uses it"
 
 
 def describe_missing_cpu_manager(vm: Obj, source: str, hosts: Sequence[Obj]) -> str:
-    """Return why pinned CPUs keep a VM from each other host; empty if another reason does, or none.
+    """Return that a VM with pinned CPUs has no other host with a CPU manager; empty if it has.
 
-    Harvester would migrate the VM, but finds no target.
+    Harvester would try to migrate such a VM, and find no target. If no other host is usable at all,
+    the CPU manager is not the reason.
     """
     spec = dict_at(vm, *INSTANCE)
     if not has_pinned_cpus(spec):
@@ -116,35 +117,35 @@ def describe_missing_cpu_manager(vm: Obj, source: str, hosts: Sequence[Obj]) -> 
 
 
 def describe_local_disks(vm: Obj, instance: Obj | None) -> str:
-    """Return why an instance without host devices might start on no other host; empty if it would.
+    """Return that a disk of an instance may be local to its host; empty if none may be.
 
-    KubeVirt does not say which disks are local to a host: those of some storage classes are, while
-    others only do not allow two hosts at a time.
+    KubeVirt only reports that it cannot migrate an instance. If host devices do not explain that,
+    its disks are either local to the host, or allow no second host at the same time.
     """
     if devices_of(at(vm, *INSTANCE)):
-        return ""  # the reason why it cannot migrate
+        return ""
     for condition in list_at(instance, "status", "conditions"):
         if (condition.get("type"), condition.get("status")) == ("LiveMigratable", "False"):
-            reason = plain(str(condition.get("reason") or "no reason"), _LONGEST_REASON)
+            reason = plain(str(condition.get("reason") or "no reason"), _MAX_REASON)
             return f"KubeVirt cannot migrate it ({reason}), {_LOCAL}"
     return ""
 
 
 def describe_bound_claims(vm: Obj, claims: Iterable[Obj]) -> str:
-    """Return which disk of a VM may be local to its host; empty if all can move.
+    """Return that a disk of a VM may be local to its host; empty if all can move.
 
     :param claims: PersistentVolumeClaims of its namespace
     """
     used = claims_of(vm)
     for claim in claims:
-        name, modes = key_of(claim).name, list_at(claim, "spec", "accessModes")
-        if name in used and READ_WRITE_MANY not in modes:
+        name = key_of(claim).name
+        if name in used and READ_WRITE_MANY not in list_at(claim, "spec", "accessModes"):
             return f"disk {name} is not {READ_WRITE_MANY}, {_LOCAL}"
     return ""
 
 
 def _usable_hosts(spec: Obj, source: str, hosts: Iterable[Obj]) -> list[Obj]:
-    """Return the hosts but one that are ready and take VMs, as far as an instance tolerates it."""
+    """Return all hosts except the source that are ready and accept VMs with these tolerations."""
     return [
         host
         for host in hosts
@@ -156,25 +157,24 @@ def _usable_hosts(spec: Obj, source: str, hosts: Iterable[Obj]) -> list[Obj]:
 
 
 def _pages_of(spec: Obj) -> tuple[str, str]:
-    """Return the resource of the huge pages of an instance, and the memory that it has of them."""
+    """Return the resource of the huge pages of an instance, and how much of it the guest needs."""
     domain = spec["domain"]
-    # Without a size of the guest, that of the Pod counts.
+    # Without a guest size, the memory request of the Pod counts.
     memory = at(domain, "memory", "guest") or at(domain, "resources", "requests", "memory")
     return f"{HUGEPAGES}{at(domain, 'memory', 'hugepages', 'pageSize')}", str(memory or 1)
 
 
-def _has(host: Obj, resource: str, amount: str) -> bool:
-    """Return whether a host has so much of a resource in all, used or not."""
-    in_all = quantity(at(host, "status", "allocatable", resource)) or 0
-    return in_all >= (quantity(amount) or 0)
+def _has_capacity(host: Obj, resource: str, amount: str) -> bool:
+    """Return whether a host has this amount of a resource in total, used or not."""
+    total = quantity(at(host, "status", "allocatable", resource)) or 0
+    return total >= (quantity(amount) or 0)
 
 
-def _free(host: Obj, in_use: Counter[str]) -> Counter[str]:
+def _free_devices(host: Obj, in_use: Counter[str]) -> Counter[str]:
     """Return the devices of a host that no instance uses."""
     allocatable = dict_at(host, "status", "allocatable")
-    return Counter({name: int(quantity(amount) or 0) for name, amount in allocatable.items()}) - (
-        in_use
-    )
+    total = Counter({name: int(quantity(amount) or 0) for name, amount in allocatable.items()})
+    return total - in_use
 
 
 def _tolerates(spec: Obj, host: Obj) -> bool:
@@ -189,16 +189,17 @@ def _tolerates(spec: Obj, host: Obj) -> bool:
 def _is_tolerated(taint: Obj, toleration: Obj) -> bool:
     if toleration.get("effect") not in (None, "", taint.get("effect")):
         return False
-    is_any = toleration.get("operator") == "Exists"
+    accepts_any_value = toleration.get("operator") == "Exists"
     if not toleration.get("key"):
-        return is_any
+        return accepts_any_value
     has_value = (toleration.get("value") or "") == (taint.get("value") or "")
-    return toleration["key"] == taint.get("key") and (is_any or has_value)
+    return toleration["key"] == taint.get("key") and (accepts_any_value or has_value)
 
 
-def _selects(spec: Obj, host: Obj) -> bool:
+def _admits(spec: Obj, host: Obj) -> bool:
     """Return whether node selector and required affinity of an instance admit a host."""
-    selector, labels = spec.get("nodeSelector") or {}, labels_of(host)
+    selector = spec.get("nodeSelector") or {}
+    labels = labels_of(host)
     if any(labels.get(name) != value for name, value in selector.items()):
         return False
     return admits_host(dict_at(spec, "affinity", "nodeAffinity"), host)

@@ -1,4 +1,4 @@
-"""Drain the workers of a cluster that is parked: which Pods to evict, and their eviction."""
+"""Select the Pods that a drain has to end, and evict them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Conflict, NotFound
 
 DRAIN_SECONDS = 120.0
-"""How long Pods may take to end. Those that remain end with the shutdown of their VM."""
+"""How long Pods may take to end. The shutdown of their VM ends those that remain."""
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
-_AT_ONCE = 8
+_MAX_CONCURRENT = 8
 
 
 async def pods_to_evict(client: ApiClient, nodes: Iterable[str]) -> list[Obj]:
     """Return the Pods on Nodes that a drain has to end. Raises `ApiError`, `Unreachable`."""
-    limit = asyncio.Semaphore(_AT_ONCE)
+    limit = asyncio.Semaphore(_MAX_CONCURRENT)
 
     async def read(node: str) -> list[Obj]:
         async with limit:
@@ -28,10 +28,10 @@ async def pods_to_evict(client: ApiClient, nodes: Iterable[str]) -> list[Obj]:
 
 
 def is_evicted(pod: Obj) -> bool:
-    """Return whether a drain ends a Pod: one that a controller creates again on another Node.
+    """Return whether a drain ends a Pod: only one that a controller recreates on another Node.
 
-    None of a DaemonSet or of the kubelet, and none that has ended. Without a controller, a Pod
-    would be lost. It starts again with its Node.
+    Pods of DaemonSets and of the kubelet stay, as do those that have ended. A Pod without a
+    controller would be lost, while it starts again with its Node if it stays.
     """
     if _MIRROR_ANNOTATION in annotations_of(pod):
         return False
@@ -43,14 +43,14 @@ def is_evicted(pod: Obj) -> bool:
 
 
 def is_agent_of_rancher(pod: Obj) -> bool:
-    """Return whether a Pod connects the cluster to Rancher, which leads to the workload API."""
+    """Return whether a Pod is Rancher's agent, through which the workload API is reached."""
     is_agent = labels_of(pod).get("app") == "cattle-cluster-agent"
     return is_agent and key_of(pod).namespace == "cattle-system"
 
 
 async def evict(client: ApiClient, pods: Iterable[Obj]) -> int:
-    """Evict Pods, and return how many a PodDisruptionBudget keeps. Raises `Unreachable`."""
-    limit = asyncio.Semaphore(_AT_ONCE)
+    """Evict Pods, and return how many a PodDisruptionBudget protects. Raises `Unreachable`."""
+    limit = asyncio.Semaphore(_MAX_CONCURRENT)
 
     async def evict_one(pod: Obj) -> int:
         key = key_of(pod)
@@ -63,7 +63,9 @@ async def evict(client: ApiClient, pods: Iterable[Obj]) -> int:
             except (NotFound, Conflict):
                 return 0  # it has ended meanwhile
             except ApiError:
-                return 1  # 429 by one budget, 500 by several; the time for the drain is bounded
+                # The API answers 429 for one budget and 500 for several. Other errors count as
+                # well, because the time for the drain is bounded.
+                return 1
         return 0
 
     ending = [pod for pod in pods if not being_deleted(pod)]

@@ -1,4 +1,4 @@
-"""Park or resume a cluster step by step, and report how far it is in condition `Parked`."""
+"""Park or resume a cluster step by step, and report the progress in condition `Parked`."""
 
 from __future__ import annotations
 
@@ -17,55 +17,55 @@ from caphv.api.object import annotations_of
 from caphv.runtime.errors import Forbidden, Invalid, RequestError
 from reconciler.cluster.parking.drain import evict
 from reconciler.cluster.parking.plan import Action, Step, next_step, record_step
-from reconciler.cluster.parking.reading import Surroundings, read_record, read_surroundings
+from reconciler.cluster.parking.reading import Observation, observe, read_record
 from reconciler.cluster.parking.writing import perform
 from reconciler.cluster.scope import ClusterScope
 from reconciler.status import Blocked
 from reconciler.triggers import Delay
 
-# Until what is under way is read again: nothing watches Pods, the state of Nodes, and volumes.
+# Nothing watches Pods, the state of Nodes and volumes, so a step in progress is polled.
 _POLL_SECONDS = 2.0
 # Volumes are listed with all attachments of Harvester, which costs more.
 _VOLUMES_SECONDS = 10.0
 _BLOCKED_SECONDS = 10.0
 _REFUSED_SECONDS = 60.0
-# Between the return of the last Node and the end of the pause. The core reads Nodes from a cache
-# which may ask again only after this time if the workload API did not answer: 30 s, with a jitter
-# of up to as much (client-go v0.36.1, `tools/cache/reflector.go`).
+# Between the return of the last Node and the end of the pause. The core's cache of Nodes may retry
+# only after this time if the workload API did not answer: 30 s, with a jitter of up to as much
+# (client-go v0.36.1, `tools/cache/reflector.go`).
 _SETTLE_SECONDS = 65.0
-# Until a resume that waits is taken for one that does not end by itself.
+# A resume that waits for longer than this probably needs a user, so its message gives advice.
 _LATE_SECONDS = 600.0
-# Begins the part of a message that says why a schedule does not resume a cluster.
+# Introduces, in the message of a parked cluster, why its schedule does not resume it.
 _UNRESUMED = "; its schedule does not resume it: "
-# Of one reconcile. What is left continues at once, after others had their turn.
-_MOST_STEPS = 20
+# Steps in one reconcile. The next reconcile follows at once, after those of other clusters.
+_MAX_STEPS = 20
 
 
 async def keep_record(scope: ClusterScope) -> bool:
-    """Take the steps that touch only the Cluster, and return whether others are to follow.
+    """Take the steps that change only the Cluster, and return whether others follow.
 
-    None of them needs Harvester: it may be shut down when a parked cluster is deleted. Raises
+    They do not need Harvester, which may be shut down when a parked cluster is deleted. Raises
     `ApiError`, `Unreachable`.
     """
-    around = read_record(scope)
-    step = record_step(around.seen)
+    observed = read_record(scope)
+    step = record_step(observed.state)
     if step is None or step.action is Action.BEGIN:
-        return True  # whether all VMs can be stopped is seen before
+        return True  # parking begins only after the check that all VMs can be stopped
     if step.action is Action.NOTHING:
         scope.draft.drop(ConditionType.PARKED)
         return False
-    return await _take(scope, around, step)
+    return await _take(scope, observed, step)
 
 
-async def begin_unseen(scope: ClusterScope) -> None:
-    """Pause a cluster that is to be parked while Harvester is unreachable, to keep its machines.
+async def begin_without_harvester(scope: ClusterScope) -> None:
+    """Pause a cluster that is to be parked although Harvester is unreachable.
 
-    Raises `ApiError`, `Unreachable`.
+    The pause keeps its machines from being replaced. Raises `ApiError`, `Unreachable`.
     """
-    around = read_record(scope)
-    step = record_step(around.seen)
+    observed = read_record(scope)
+    step = record_step(observed.state)
     if step is not None and step.action is Action.BEGIN:
-        await _take(scope, around, step)
+        await _take(scope, observed, step)
 
 
 async def advance(scope: ClusterScope) -> None:
@@ -73,29 +73,29 @@ async def advance(scope: ClusterScope) -> None:
 
     Needs a session to Harvester in the scope. Raises `Blocked`, `ApiError`, `Unreachable`.
     """
-    for _ in range(_MOST_STEPS):
-        around = await read_surroundings(scope)
-        step = next_step(around.seen)
+    for _ in range(_MAX_STEPS):
+        observed = await observe(scope)
+        step = next_step(observed.state)
         if step.action is Action.NOTHING:
             scope.draft.drop(ConditionType.PARKED)
             return
         if step.action is Action.STAY:
-            _report_parked(scope, around, step)
+            _report_parked(scope, observed, step)
             return
         if step.action in (Action.WAIT, Action.EVICT):
             scope.memory.returned_since = None
-            await _wait(scope, around, step)
+            await _wait(scope, observed, step)
             return
-        if step.action is Action.FINISH and _is_settling(scope, around):
+        if step.action is Action.FINISH and _is_settling(scope, observed):
             return
 
-        if not await _take(scope, around, step):
+        if not await _take(scope, observed, step):
             return
     scope.requeue_within(0.01)
 
 
 async def finish_resume(scope: ClusterScope) -> None:
-    """Continue to resume a cluster whose pause a user has ended; nothing else waits for it.
+    """Continue to resume a cluster whose pause a user has ended. No other phase waits for it.
 
     Raises `ApiError`, `Unreachable`.
     """
@@ -108,17 +108,17 @@ async def finish_resume(scope: ClusterScope) -> None:
         report_blocked(scope, blocked)
 
 
-async def _take(scope: ClusterScope, around: Surroundings, step: Step) -> bool:
-    """Write a step, and return whether others are to follow. Raises `ApiError`, `Unreachable`."""
+async def _take(scope: ClusterScope, observed: Observation, step: Step) -> bool:
+    """Write a step, and return whether to continue. Raises `ApiError`, `Unreachable`."""
     ends_pause = parking.owns_pause(scope.cluster)
     try:
-        await perform(scope, around, step)
+        await perform(scope, observed, step)
     except (Forbidden, Invalid) as error:
         report_refusal(scope, error)
         return False
 
     if step.action in (Action.MARK, Action.RELEASE):
-        return not _report_refused_nodes(scope, around, step)
+        return not _report_refused_nodes(scope, observed, step)
     if step.action is Action.BEGIN:
         scope.event("ParkingStarted", "parking: the Cluster is paused, its VMs will be stopped")
     if step.action is not Action.FINISH:
@@ -129,39 +129,39 @@ async def _take(scope: ClusterScope, around: Surroundings, step: Step) -> bool:
     scope.memory.started_at.clear()
     scope.memory.refused_nodes.clear()
     scope.draft.drop(ConditionType.PARKED)
-    if not around.seen.deleted:
+    if not observed.state.is_deleted:
         pause = "the pause has ended" if ends_pause else "the previous pause stays"
         scope.event("Resumed", f"resumed: all VMs were started, and {pause}")
     return False
 
 
-async def _wait(scope: ClusterScope, around: Surroundings, step: Step) -> None:
-    """Report what a step waits for; for the drain, evict Pods. Raises `Blocked`."""
+async def _wait(scope: ClusterScope, observed: Observation, step: Step) -> None:
+    """Report what a step waits for, and evict Pods if it is the drain. Raises `Blocked`."""
     message = step.message
     if step.blocked:
         delay = Delay(_BLOCKED_SECONDS)
         raise Blocked(ConditionType.PARKED, Reason.PARK_BLOCKED, message, delay, warn=True)
     if step.action is Action.EVICT:
-        assert around.client is not None  # noqa: S101 - the Pods were read with it
-        if kept := await evict(around.client, around.pods):
+        assert observed.client is not None  # noqa: S101 - the Pods were read with it
+        if kept := await evict(observed.client, observed.pods):
             message = f"{message}, {counted(kept, 'one', 'of them')} kept by PodDisruptionBudgets"
-    # A VM that does not run explains that the workload API does not answer.
+    # If a VM does not run, that also explains why the workload API does not answer.
     if step.cause:
         message = f"{message}; {step.cause}"
-    elif around.unread and around.seen.nodes is None:
-        message = f"{message}: {around.unread}"
-    report_progress(scope, message + _advice(scope, around))
-    scope.requeue_within(_VOLUMES_SECONDS if around.seen.attached else _POLL_SECONDS)
+    elif observed.workload_error and observed.state.nodes is None:
+        message = f"{message}: {observed.workload_error}"
+    report_progress(scope, message + _advice(scope, observed))
+    scope.requeue_within(_VOLUMES_SECONDS if observed.state.attached_volumes else _POLL_SECONDS)
 
 
-def _is_settling(scope: ClusterScope, around: Surroundings) -> bool:
+def _is_settling(scope: ClusterScope, observed: Observation) -> bool:
     """Return whether Nodes have just returned, so that the pause does not end yet.
 
-    The core's cache may still say that one does not answer, for longer than its health checks
-    wait: with the end of the pause, they would replace its machine.
+    The core's cache may report a Node as unreachable for longer than health checks wait. If the
+    pause ended before, they would replace its machine.
     """
-    ends_pause = around.seen.paused and parking.owns_pause(scope.cluster)
-    if not (ends_pause and around.seen.nodes):
+    ends_pause = observed.state.is_paused and parking.owns_pause(scope.cluster)
+    if not (ends_pause and observed.state.nodes):
         return False
     current_time = time.monotonic()
     if scope.memory.returned_since is None:
@@ -174,9 +174,9 @@ def _is_settling(scope: ClusterScope, around: Surroundings) -> bool:
     return True
 
 
-def _advice(scope: ClusterScope, around: Surroundings) -> str:
-    """Name the way out of a resume that waits for long; empty for any other step."""
-    if around.seen.wanted or not around.seen.paused:
+def _advice(scope: ClusterScope, observed: Observation) -> str:
+    """Return advice for a resume that has waited for long, to be appended; empty otherwise."""
+    if observed.state.is_wanted or not observed.state.is_paused:
         scope.memory.resume_since = None
         return ""
     current_time = time.monotonic()
@@ -189,34 +189,37 @@ def _advice(scope: ClusterScope, around: Surroundings) -> str:
     return f"; to have machines replaced that do not return, end the pause: {command}"
 
 
-def _report_refused_nodes(scope: ClusterScope, around: Surroundings, step: Step) -> bool:
-    """Say which Nodes could not be written, if any: parking waits for them as for a drain."""
+def _report_refused_nodes(scope: ClusterScope, observed: Observation, step: Step) -> bool:
+    """Report a Node that could not be changed, and return whether to wait for it.
+
+    Parking waits until the time for the drain is over, resuming for as long as it takes.
+    """
     refused = [name for name in step.names if name in scope.memory.refused_nodes]
-    if not refused or (around.seen.wanted and around.seen.drained):
+    if not refused or (observed.state.is_wanted and observed.state.is_drain_over):
         return False
     verb = "cordoned" if step.action is Action.MARK else "uncordoned"
     message = f"Node {refused[0]} cannot be {verb}: {scope.memory.refused_nodes[refused[0]]}"
-    report_progress(scope, message + _advice(scope, around))
+    report_progress(scope, message + _advice(scope, observed))
     scope.requeue_within(_POLL_SECONDS)
     return True
 
 
 def report_progress(scope: ClusterScope, message: str) -> None:
-    """Say in the condition what is waited for; a cluster that is parked stays so."""
-    wanted = parking.is_wanted(scope.cluster)
-    if wanted and scope.draft.is_true(ConditionType.PARKED):
+    """Report in the condition what the cluster waits for. A parked cluster stays `Parked`."""
+    is_wanted = parking.is_wanted(scope.cluster)
+    if is_wanted and scope.draft.is_true(ConditionType.PARKED):
         return
-    reason = Reason.PARKING if wanted else Reason.RESUMING
+    reason = Reason.PARKING if is_wanted else Reason.RESUMING
     scope.draft.set_false(ConditionType.PARKED, reason, message)
 
 
 def report_blocked(scope: ClusterScope, blocked: Blocked) -> None:
-    """Say why parking or resuming waits for Harvester, or for a user.
+    """Report why parking or resuming waits for Harvester or for a user.
 
-    A Harvester that is shut down is what a parked cluster is for.
+    A Harvester that is shut down is progress, not a problem: clusters are parked for that.
     """
     if blocked.unknown and not blocked.warn and scope.draft.has(ConditionType.PARKED):
-        return  # this process starts: what the condition says is newer
+        return  # the provider has just started and knows less than the condition says
     if blocked.reason != Reason.PARK_BLOCKED:
         report_progress(scope, blocked.message)
         return
@@ -226,7 +229,7 @@ def report_blocked(scope: ClusterScope, blocked: Blocked) -> None:
 
 
 def report_refusal(scope: ClusterScope, error: RequestError) -> None:
-    """Say which request a server refused, and which right is missing on the management cluster."""
+    """Report a refused request, and the right that is missing on the management cluster."""
     message = f"a request was refused: {error}"
     if isinstance(error, Forbidden) and "clusters.cluster.x-k8s.io" in str(error):
         message = (
@@ -240,7 +243,7 @@ def report_refusal(scope: ClusterScope, error: RequestError) -> None:
 
 
 def report_schedule(scope: ClusterScope) -> None:
-    """Say of a cluster that is parked why its schedule does not resume it, or no longer."""
+    """Update the part of the condition that says why a schedule does not resume the cluster."""
     if not scope.draft.is_true(ConditionType.PARKED):
         return
     condition = get_condition(scope.draft.fields["conditions"], ConditionType.PARKED) or {}
@@ -251,7 +254,7 @@ def report_schedule(scope: ClusterScope) -> None:
 
 
 def report_held(scope: ClusterScope) -> None:
-    """Say what a parked cluster waits for that was restored. What a move does is no news."""
+    """Report what a cluster waits for that was restored while parked. A move needs no report."""
     if parking.awaits_confirmation(scope.cluster):
         message = (
             "restored while it was parked: when the old management cluster is stopped, repeat the "
@@ -261,7 +264,7 @@ def report_held(scope: ClusterScope) -> None:
 
 
 def report_invalid(scope: ClusterScope) -> None:
-    """Say that an annotation has a value without a meaning, or no longer does."""
+    """Report an annotation with an invalid value, else drop the condition."""
     if value := parking.invalid_value(scope.cluster):
         message = (
             f"annotation {PARK_ANNOTATION} of the Cluster is {value}: write true to park it, false "
@@ -276,15 +279,15 @@ def report_invalid(scope: ClusterScope) -> None:
         scope.draft.drop(ConditionType.PARKED)
 
 
-def _report_parked(scope: ClusterScope, around: Surroundings, step: Step) -> None:
-    # Nothing answers in the workload cluster until it is resumed.
+def _report_parked(scope: ClusterScope, observed: Observation, step: Step) -> None:
+    # The workload API does not answer until the cluster is resumed.
     scope.context.workloads.forget(scope.cluster_key)
     scope.memory.drain_since = scope.memory.resume_since = None
     if scope.draft.is_true(ConditionType.PARKED):
         return
 
     since = annotations_of(scope.cluster)[PARKED_SINCE_ANNOTATION]
-    checked = around.unchecked or "their volumes are detached"
+    checked = observed.volumes_error or "their volumes are detached"
     message = f"parked since {since}: {step.message}, {checked}"
     scope.event("Parked", message)
     scope.draft.set_true(ConditionType.PARKED, message)

@@ -1,12 +1,12 @@
-"""The next step of parking or resuming a cluster, from what is seen of it: pure.
-
-Nothing is remembered between two steps but what the objects show, so that a provider which was
-interrupted after any write takes up where it stopped.
+"""Decide the next step of parking or resuming a cluster. No I/O.
 
 Parking: record and pause, cordon all Nodes, drain the workers, stop them, stop control plane
 machines one after another with the leader of etcd last, check the volumes. Resuming is the reverse:
 start the control plane and wait for its Nodes, start the workers, uncordon each Node that is ready,
 wait for the others, end the pause.
+
+Each step is decided from the objects alone, so a provider that was interrupted after any write
+continues there.
 """
 
 from __future__ import annotations
@@ -18,85 +18,87 @@ from enum import Enum
 from caphv.api.counting import counted, name_some
 
 HALTED = "Halted"
-_NAMED = 3
+_MAX_LISTED = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedVm:
     """The VM of a machine.
 
-    :param control_plane: it serves the workload API, or has a member of etcd
-    :param former: the run strategy that parking has recorded, until the VM runs again
-    :param runs: it has an instance
-    :param idle: a user has stopped it, or its guest has, and its run strategy leaves it so
-    :param ending: its instance is being deleted
+    :param is_control_plane: it serves the workload API, or has a member of etcd
+    :param strategy: its run strategy
+    :param saved_strategy: the run strategy that parking has recorded, until the VM runs again
+    :param has_instance: it has an instance, other than the ended one of an idle VM
+    :param is_idle: a user or its guest has stopped it, and its run strategy does not start it again
+    :param is_ending: its instance is being deleted
     :param refusal: why Harvester has stopped it after its start, until it is started again
-    :param obstacle: why its instance does not run, empty if it runs or takes its time
-    :param serves: it serves the workload API; for workers, it has no meaning
+    :param obstacle: why its instance does not run; empty if it runs or is still starting
+    :param serves_api: it serves the workload API; has no meaning for workers
     """
 
     name: str
-    control_plane: bool
+    is_control_plane: bool
     strategy: str
-    former: str = ""
-    runs: bool = False
-    idle: bool = False
-    ending: bool = False
+    saved_strategy: str = ""
+    has_instance: bool = False
+    is_idle: bool = False
+    is_ending: bool = False
     refusal: str = ""
     obstacle: str = ""
-    serves: bool = True
+    serves_api: bool = True
 
     @property
-    def stopped(self) -> bool:
-        """Whether it is not to run, by whomever."""
-        return self.strategy == HALTED or self.idle
+    def is_stopped(self) -> bool:
+        """Whether the provider, a user or its guest has stopped it. Its instance may still end."""
+        return self.strategy == HALTED or self.is_idle
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedNode:
     """The Node of a machine.
 
-    :param marked: parking has left its record of this run of the VM there, or the VM does not run
-    :param held: parking has left a record there, perhaps of an earlier run
-    :param ready: it is ready, and has reported so in this run of the VM
-    :param refused: its API has refused the last change of it
+    :param is_marked: its record is from the present run of its VM, or the VM does not run
+    :param has_record: parking has left a record there, from this run or an earlier one
+    :param is_ready: it has reported in the present run of its VM that it is ready
+    :param was_refused: the workload API has refused the last change of the Node
     """
 
     name: str
-    marked: bool
-    held: bool
-    ready: bool
-    refused: bool = False
+    is_marked: bool
+    has_record: bool
+    is_ready: bool
+    was_refused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What is seen of a cluster.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterState:
+    """What is known of a cluster when its next step is decided.
 
-    :param wanted: the annotation asks for a parked cluster
-    :param begun: parking has left its record on the Cluster
-    :param paused: the Cluster is paused
-    :param deleted: the deletion of the Cluster has been requested
+    :param is_wanted: the cluster is to be parked, or to stay so
+    :param has_begun: parking has left its record on the Cluster
+    :param is_paused: the Cluster is paused
+    :param is_deleted: the deletion of the Cluster has been requested
     :param vms: VMs that exist and belong to the cluster's machines
-    :param last: the control plane machine that stops last, empty until it is chosen
+    :param last_to_stop: the control plane machine that stops last; empty until it is chosen
     :param nodes: Nodes of these machines; None while the workload API does not answer
     :param pods: how many Pods workers still have to evict
-    :param drained: the time for the drain is over
-    :param attached: volumes that are still attached to a host
-    :param tunnelled: the workload API is reached through Rancher's agent, which may run on a worker
+    :param is_drain_over: the time for the drain is over
+    :param attached_volumes: volumes that are still attached to a host
+    :param is_tunnelled: the workload API is reached through Rancher's agent, which may run on a
+        worker
     """
 
-    wanted: bool
-    begun: bool
-    paused: bool
-    deleted: bool = False
+    is_wanted: bool
+    has_begun: bool
+    is_paused: bool
+    is_deleted: bool = False
     vms: tuple[ParkedVm, ...] = ()
-    last: str = ""
+    last_to_stop: str = ""
     nodes: tuple[ParkedNode, ...] | None = ()
     pods: int = 0
-    drained: bool = False
-    attached: tuple[str, ...] = ()
-    tunnelled: bool = False
+    is_drain_over: bool = False
+    attached_volumes: tuple[str, ...] = ()
+    is_tunnelled: bool = False
 
 
 class Action(Enum):
@@ -109,10 +111,10 @@ class Action(Enum):
     CHOOSE_LAST = "choose the control plane machine that stops last"
     STOP = "stop VMs"
     START = "start VMs"
-    SETTLE = "give VMs that have started their former run strategy"
+    SETTLE = "restore the saved run strategies of VMs that have started"
     RELEASE = "uncordon Nodes and remove the record from them"
     FINISH = "end the pause and remove the record"
-    WAIT = "wait for what is under way"
+    WAIT = "wait for something in progress"
     STAY = "leave the parked cluster alone"
     NOTHING = "the cluster is not parked"
 
@@ -121,8 +123,8 @@ class Action(Enum):
 class Step:
     """An action, the machines or Nodes that it concerns in order, and a message for the user.
 
-    :param blocked: what the action waits for needs a user
-    :param cause: why that takes long, empty if it is not known
+    :param blocked: a user has to act before the step can succeed
+    :param cause: why it takes long; empty if that is unknown
     """
 
     action: Action
@@ -132,196 +134,206 @@ class Step:
     cause: str = ""
 
 
-def next_step(seen: Seen) -> Step:
+def next_step(state: ClusterState) -> Step:
     """Return the next step for a cluster."""
-    if step := record_step(seen):
+    if step := record_step(state):
         return step
-    return _park(seen) if seen.wanted else _resume(seen)
+    return _park(state) if state.is_wanted else _resume(state)
 
 
-def record_step(seen: Seen) -> Step | None:
-    """Return the next step if only the Cluster decides it: Harvester need not answer for these."""
-    if seen.deleted:
-        # VMs that are stopped can be deleted like others, by controllers that are not paused.
-        return Step(Action.FINISH if seen.begun else Action.NOTHING)
-    if not seen.wanted:
-        return None if seen.begun else Step(Action.NOTHING)
-    if not seen.begun:
+def record_step(state: ClusterState) -> Step | None:
+    """Return the next step if it depends only on the Cluster, so that Harvester may be down."""
+    if state.is_deleted:
+        # Stopped VMs can be deleted like others, but only by controllers that are not paused.
+        return Step(Action.FINISH if state.has_begun else Action.NOTHING)
+    if not state.is_wanted:
+        return None if state.has_begun else Step(Action.NOTHING)
+    if not state.has_begun:
         return Step(Action.BEGIN)
-    return None if seen.paused else Step(Action.PAUSE)
+    return None if state.is_paused else Step(Action.PAUSE)
 
 
-def _park(seen: Seen) -> Step:
-    # With the control plane, the last ones that could read or write Nodes stop.
-    workers = [vm for vm in seen.vms if not vm.control_plane]
-    control_plane = [vm for vm in seen.vms if vm.control_plane]
-    serves = any(vm.serves and not vm.stopped for vm in control_plane)
-    running = [vm for vm in workers if not vm.stopped]
-    if running and serves:
-        waiting = _drain(seen, running)
-        if waiting:
-            return waiting
+def _park(state: ClusterState) -> Step:
+    # Once the control plane stops, nothing can read or write Nodes.
+    workers = [vm for vm in state.vms if not vm.is_control_plane]
+    control_plane = [vm for vm in state.vms if vm.is_control_plane]
+    has_api = any(vm.serves_api and not vm.is_stopped for vm in control_plane)
+    running = [vm for vm in workers if not vm.is_stopped]
+
+    if running and has_api and (step := _drain(state, running)):
+        return step
     if running:
         return Step(Action.STOP, tuple(vm.name for vm in running))
-    if stopping := _running(workers):
+    if stopping := [vm.name for vm in workers if vm.has_instance]:
         return Step(Action.WAIT, message=f"waiting for workers to stop: {_some(stopping)}")
-    return _park_control_plane(seen, control_plane)
+    return _park_control_plane(state, control_plane)
 
 
-def _drain(seen: Seen, workers: list[ParkedVm]) -> Step | None:
+def _drain(state: ClusterState, workers: list[ParkedVm]) -> Step | None:
     """Return the next step of the drain; None when the workers may stop."""
     count = counted(len(workers), "worker")
-    if seen.nodes is None:
+    if state.nodes is None:
         message = f"waiting for the workload API, to cordon Nodes and drain {count}"
-        return None if seen.drained else Step(Action.WAIT, message=message)
+        return None if state.is_drain_over else Step(Action.WAIT, message=message)
 
-    # All of them: a Pod that was evicted must not start on another Node.
-    writable = [node for node in seen.nodes if not (seen.drained and node.refused)]
-    if unmarked := [node.name for node in writable if not node.marked]:
+    # Mark all Nodes before the first eviction, so that no evicted Pod starts on another one.
+    writable = [node for node in state.nodes if not (state.is_drain_over and node.was_refused)]
+    if unmarked := [node.name for node in writable if not node.is_marked]:
         return Step(Action.MARK, tuple(unmarked))
-    if seen.pods and not seen.drained:
-        message = f"draining {count}: {counted(seen.pods, 'Pod')} left"
+    if state.pods and not state.is_drain_over:
+        message = f"draining {count}: {counted(state.pods, 'Pod')} left"
         return Step(Action.EVICT, tuple(vm.name for vm in workers), message)
     return None
 
 
-def _park_control_plane(seen: Seen, machines: list[ParkedVm]) -> Step:
-    """Stop one machine after the other, so that etcd hands nothing over between those that stop."""
-    running = [vm for vm in machines if not vm.stopped]
-    if running and not any(vm.former for vm in machines):
-        # What etcd keeps of Nodes would otherwise be taken for a report of their next run.
-        waiting = _drain(seen, [])
-        if waiting:
-            return waiting
-    if running and not seen.last:
-        candidates = [vm for vm in machines if not vm.serves] or machines
+def _park_control_plane(state: ClusterState, machines: list[ParkedVm]) -> Step:
+    """Stop control plane machines one at a time.
+
+    The next one stops only when the last has ended, so that etcd never elects a leader that is
+    about to stop.
+    """
+    running = [vm for vm in machines if not vm.is_stopped]
+    if running and not any(vm.saved_strategy for vm in machines) and (step := _drain(state, [])):
+        # Nodes are marked first: their status survives in etcd, and would look current after the
+        # next start.
+        return step
+    if running and not state.last_to_stop:
+        candidates = [vm for vm in machines if not vm.serves_api] or machines
         return Step(Action.CHOOSE_LAST, tuple(vm.name for vm in candidates))
 
-    stopping = [vm for vm in machines if vm.stopped and vm.runs]
-    if stopping:
-        message = f"waiting for control plane machines to stop: {_some(_running(stopping))}"
+    if stopping := [vm.name for vm in machines if vm.is_stopped and vm.has_instance]:
+        message = f"waiting for control plane machines to stop: {_some(stopping)}"
         return Step(Action.WAIT, message=message)
     if running:
-        # An API server cannot work without etcd, but etcd can without it.
-        first = min(running, key=lambda vm: (not vm.serves, vm.name == seen.last, vm.name))
-        return Step(Action.STOP, (first.name,))
+        return Step(Action.STOP, (_first_to_stop(state, running).name,))
 
-    if seen.attached:
-        message = f"waiting for volumes to be detached: {_some(seen.attached)}"
+    if state.attached_volumes:
+        message = f"waiting for volumes to be detached: {_some(state.attached_volumes)}"
         return Step(Action.WAIT, message=message)
-    return Step(Action.STAY, message=f"{counted(len(seen.vms), 'VM')} stopped")
+    return Step(Action.STAY, message=f"{counted(len(state.vms), 'VM')} stopped")
 
 
-def _resume(seen: Seen) -> Step:
-    control_plane = [vm for vm in seen.vms if vm.control_plane]
+def _first_to_stop(state: ClusterState, machines: Iterable[ParkedVm]) -> ParkedVm:
+    """Return the control plane machine that stops next.
+
+    API servers stop before machines that have only etcd, which they need. The machine that was
+    chosen to stop last follows the others.
+    """
+
+    def order(vm: ParkedVm) -> tuple[bool, bool, str]:
+        return not vm.serves_api, vm.name == state.last_to_stop, vm.name
+
+    return min(machines, key=order)
+
+
+def _resume(state: ClusterState) -> Step:
+    control_plane = [vm for vm in state.vms if vm.is_control_plane]
     return (
-        _start(seen, control_plane)
+        _start(state, control_plane)
         or _await_start(control_plane)
-        or _await_control_plane(seen, control_plane)
-        or _start(seen, seen.vms)
-        or _release(seen)
-        or _await_start(seen.vms)
-        or _await_nodes(seen, seen.vms, "workers")
-        or _await_held(seen)
+        or _await_control_plane(state, control_plane)
+        or _start(state, state.vms)
+        or _release(state)
+        or _await_start(state.vms)
+        or _await_nodes(state, state.vms, "workers")
+        or _await_uncordoned(state)
         or Step(Action.FINISH)
     )
 
 
-def _start(seen: Seen, vms: Sequence[ParkedVm]) -> Step | None:
-    """Return the start of VMs that are parked, or the end of their record when they have started.
+def _start(state: ClusterState, vms: Sequence[ParkedVm]) -> Step | None:
+    """Start parked VMs, then restore the run strategies of those that run.
 
-    With some run strategies, a VM only continues to run, and does not start.
+    A VM is started with a run strategy that starts it. Its own may only keep it running.
     """
-    if parked := [vm for vm in vms if vm.former and vm.stopped and not vm.refusal]:
-        # The leader has the newest data.
-        ordered = sorted(parked, key=lambda vm: (vm.name != seen.last, vm.name))
+    if parked := [vm for vm in vms if vm.saved_strategy and vm.is_stopped and not vm.refusal]:
+        # The machine that stopped last has the newest data of etcd, so it sorts first.
+        ordered = sorted(parked, key=lambda vm: (vm.name != state.last_to_stop, vm.name))
         return Step(Action.START, tuple(vm.name for vm in ordered))
-    run = [vm.name for vm in vms if vm.former and vm.runs and not vm.ending]
-    return Step(Action.SETTLE, tuple(run)) if run else None
+    started = [vm.name for vm in vms if vm.saved_strategy and vm.has_instance and not vm.is_ending]
+    return Step(Action.SETTLE, tuple(started)) if started else None
 
 
 def _await_start(vms: Sequence[ParkedVm]) -> Step | None:
-    """Return the wait for VMs that Harvester has not started yet, or that it refuses to start."""
-    refused = {vm.name: vm.refusal for vm in vms if vm.refusal}
-    if refused:
+    """Return a WAIT step while VMs start, blocked if a quota prevents it; None once all run."""
+    refusals = {vm.name: vm.refusal for vm in vms if vm.refusal}
+    if refusals:
+        # One refusal is enough as an example; `min` keeps the message stable.
         message = (
-            f"Harvester does not start {_some(refused)} because quota is missing: "
-            f"{min(refused.values())}; raise the quota of the namespace, or stop other VMs there"
+            f"Harvester does not start {_some(refusals)} because quota is missing: "
+            f"{min(refusals.values())}; raise the quota of the namespace, or stop other VMs there"
         )
         return Step(Action.WAIT, message=message, blocked=True)
-    starting = [vm.name for vm in vms if vm.former]
+
+    starting = [vm.name for vm in vms if vm.saved_strategy]
     if not starting:
         return None
     return Step(Action.WAIT, message=f"waiting for VMs to start: {_some(starting)}")
 
 
-def _await_control_plane(seen: Seen, control_plane: Sequence[ParkedVm]) -> Step | None:
-    """Return the wait for the control plane, before workers start."""
-    # Without the workers, an API that only an agent on one of them leads to would never answer.
-    if seen.tunnelled and seen.nodes is None:
+def _await_control_plane(state: ClusterState, control_plane: Sequence[ParkedVm]) -> Step | None:
+    """Return a WAIT step while workers must not start yet; None once the control plane is ready."""
+    # The API may be reachable only through an agent on a worker, so it cannot answer before.
+    if state.is_tunnelled and state.nodes is None:
         return None
-    return _await_nodes(seen, control_plane, "control plane")
+    return _await_nodes(state, control_plane, "control plane")
 
 
-def _await_nodes(seen: Seen, vms: Sequence[ParkedVm], part: str) -> Step | None:
-    """Return the wait for Nodes of VMs that have started; None when these are ready.
+def _await_nodes(state: ClusterState, vms: Sequence[ParkedVm], part: str) -> Step | None:
+    """Return a WAIT step until the Nodes of started VMs are ready; None when they are.
 
     A VM that never joined has no Node to wait for.
 
-    :param seen: what is seen of the cluster
     :param vms: the VMs that have to run
     :param part: what they are, for the message
     """
-    # A user who has ended the pause has Nodes replaced that do not come back.
-    started = _started(vms)
-    if not started or not seen.paused:
+    # After a user has ended the pause, machines whose Nodes do not come back are replaced.
+    started = _started_names(vms)
+    if not started or not state.is_paused:
         return None
-    if seen.nodes is None:
+    if state.nodes is None:
         message = "waiting for the workload API to answer"
-        return Step(Action.WAIT, message=message, cause=_obstacle(seen.vms, started))
-    absent = [node.name for node in seen.nodes if node.name in started and not node.ready]
-    if not absent:
+        return Step(Action.WAIT, message=message, cause=_first_obstacle(state.vms, started))
+
+    unready = [node.name for node in state.nodes if node.name in started and not node.is_ready]
+    if not unready:
         return None
-    message = f"waiting for Nodes of the {part}: {_some(absent)}"
-    return Step(Action.WAIT, message=message, cause=_obstacle(seen.vms, absent))
+    message = f"waiting for Nodes of the {part}: {_some(unready)}"
+    return Step(Action.WAIT, message=message, cause=_first_obstacle(state.vms, unready))
 
 
-def _obstacle(vms: Iterable[ParkedVm], names: Container[str]) -> str:
-    """Return why the first of these VMs that does not run does not; empty if all run."""
+def _first_obstacle(vms: Iterable[ParkedVm], names: Container[str]) -> str:
+    """Return why the first of the named VMs does not run; empty if all run."""
     waiting = [vm for vm in vms if vm.name in names and vm.obstacle]
     first = min(waiting, key=lambda vm: vm.name, default=None)
     return f"{first.name}: {first.obstacle}" if first else ""
 
 
-def _release(seen: Seen) -> Step | None:
-    """Return the release of Nodes that are ready. None of them waits for others."""
-    returned = [node.name for node in seen.nodes or () if node.held and node.ready]
+def _release(state: ClusterState) -> Step | None:
+    """Release Nodes as soon as they are ready. None of them waits for others."""
+    returned = [node.name for node in state.nodes or () if node.has_record and node.is_ready]
     return Step(Action.RELEASE, tuple(returned)) if returned else None
 
 
-def _await_held(seen: Seen) -> Step | None:
-    """Return the wait for Nodes that are cordoned, without a pause; None if there is none.
+def _await_uncordoned(state: ClusterState) -> Step | None:
+    """Return a WAIT step while Nodes are cordoned, even if the pause has ended.
 
-    Park alone uncordons them, so the record stays until all have returned or were replaced.
+    Only parking uncordons them, so its record stays until all have returned or were replaced.
     """
-    started = _started(seen.vms)
-    if seen.nodes is None:
+    started = _started_names(state.vms)
+    if state.nodes is None:
         message = "waiting for the workload API to answer, to uncordon Nodes"
         return Step(Action.WAIT, message=message) if started else None
-    held = [node.name for node in seen.nodes if node.held and node.name in started]
-    if not held:
+    cordoned = [node.name for node in state.nodes if node.has_record and node.name in started]
+    if not cordoned:
         return None
-    return Step(Action.WAIT, message=f"waiting for Nodes to uncordon: {_some(held)}")
+    return Step(Action.WAIT, message=f"waiting for Nodes to uncordon: {_some(cordoned)}")
 
 
-def _started(vms: Iterable[ParkedVm]) -> set[str]:
-    return {vm.name for vm in vms if not vm.stopped}
-
-
-def _running(vms: Iterable[ParkedVm]) -> list[str]:
-    return [vm.name for vm in vms if vm.runs]
+def _started_names(vms: Iterable[ParkedVm]) -> set[str]:
+    return {vm.name for vm in vms if not vm.is_stopped}
 
 
 def _some(names: Iterable[str]) -> str:
-    """Name a few, and count the rest."""
-    return name_some(sorted(names), _NAMED)
+    """Return a few of the names, and the number of the others."""
+    return name_some(sorted(names), _MAX_LISTED)

@@ -1,6 +1,6 @@
 """Read what the next step of parking depends on: VMs, Nodes, Pods, volumes.
 
-Of the workload cluster and of volumes, only what this step needs: it costs requests.
+The workload cluster and volumes are read only if the step needs them, because that costs requests.
 """
 
 from __future__ import annotations
@@ -47,89 +47,95 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound, RequestError
 from caphv.runtime.listing import list_pages
 from reconciler.cluster.parking.drain import DRAIN_SECONDS, is_agent_of_rancher, pods_to_evict
-from reconciler.cluster.parking.plan import HALTED, ParkedNode, ParkedVm, Seen
+from reconciler.cluster.parking.plan import HALTED, ClusterState, ParkedNode, ParkedVm
 from reconciler.cluster.scope import ClusterScope
 from reconciler.machine.vmstatus import VmPhase, vm_state
 from reconciler.status import Blocked
 from reconciler.triggers import Delay
 
 _RETRY_SECONDS = 10.0
-# Between two starts of a VM that a quota refuses. Nothing tells when the quota has room.
+# Between two starts of a VM that a quota refuses. No event reports that the quota has room.
 _QUOTA_SECONDS = 120.0
-# With these, a VM that was stopped does not start by itself.
+# With these run strategies, a VM that was stopped does not start by itself.
 _IDLE_STRATEGIES = ("Manual", "Once", "RerunOnFailure")
 # States of a VM that do not end by themselves.
 _OBSTACLES = (VmPhase.UNSCHEDULABLE, VmPhase.FAILED, VmPhase.PAUSED, VmPhase.UNKNOWN)
 
 
 @dataclass(slots=True)
-class Surroundings:
-    """What a step is decided from, and the objects that it writes to."""
+class Observation:
+    """The state from which a step is decided, and the objects that it writes to.
 
-    seen: Seen
+    Dictionaries have names of machines as keys. VMs, instances and Nodes have the same names.
+
+    :param state: what the step is decided from
+    :param instances: uids of the instances
+    :param ending: VMs whose instance is being deleted, so that its guest no longer counts
+    :param pods: Pods to evict
+    :param client: the client of the workload cluster
+    :param workload_error: why the workload API could not be read
+    :param volumes_error: why the volumes could not be read
+    """
+
+    state: ClusterState
     vms: dict[str, Obj] = field(default_factory=dict)
     nodes: dict[str, Obj] = field(default_factory=dict)
     instances: dict[str, str] = field(default_factory=dict)
-    """Uids of instances by the names of their VMs."""
     ending: set[str] = field(default_factory=set)
-    """VMs whose instance is being deleted: what runs there is not to run any more."""
     pods: list[Obj] = field(default_factory=list)
     client: ApiClient | None = None
-    """Of the workload cluster."""
-    unread: str = ""
-    """Why the workload API could not be read."""
-    unchecked: str = ""
-    """Why the volumes could not be read."""
+    workload_error: str = ""
+    volumes_error: str = ""
 
 
-async def read_surroundings(scope: ClusterScope) -> Surroundings:
+async def observe(scope: ClusterScope) -> Observation:
     """Read what the next step depends on. Raises `Blocked`, `ApiError`, `Unreachable`."""
-    around = read_record(scope)
-    if around.seen.deleted:
-        return around
-    if not around.seen.begun:
-        _check_vms(scope, around)
-        return around
+    observed = read_record(scope)
+    if observed.state.is_deleted:
+        return observed
+    if not observed.state.has_begun:
+        _check_vms(scope, observed)
+        return observed
 
-    _read_vms(scope, around)
-    if _needs_workload(around.seen):
-        await _read_workload(scope, around)
-    elif _is_stopped(around.seen) and not scope.draft.is_true(ConditionType.PARKED):
-        await _read_volumes(scope, around)
-    return around
+    _read_vms(scope, observed)
+    if _needs_workload(observed.state):
+        await _read_workload(scope, observed)
+    elif _is_stopped(observed.state) and not scope.draft.is_true(ConditionType.PARKED):
+        await _read_volumes(scope, observed)
+    return observed
 
 
-def read_record(scope: ClusterScope) -> Surroundings:
-    """Return what the Cluster alone says."""
-    return Surroundings(
-        Seen(
-            wanted=parking.is_wanted(scope.cluster),
-            begun=parking.has_begun(scope.cluster),
-            paused=bool(at(scope.cluster, "spec", "paused")),
-            deleted=being_deleted(scope.cluster),
-            last=annotations_of(scope.cluster).get(STOPS_LAST_ANNOTATION, ""),
-            tunnelled=is_of_rancher(scope.cluster),
+def read_record(scope: ClusterScope) -> Observation:
+    """Return the part of the observation that comes from the Cluster alone."""
+    return Observation(
+        ClusterState(
+            is_wanted=parking.is_wanted(scope.cluster),
+            has_begun=parking.has_begun(scope.cluster),
+            is_paused=bool(at(scope.cluster, "spec", "paused")),
+            is_deleted=being_deleted(scope.cluster),
+            last_to_stop=annotations_of(scope.cluster).get(STOPS_LAST_ANNOTATION, ""),
+            is_tunnelled=is_of_rancher(scope.cluster),
         )
     )
 
 
-def _check_vms(scope: ClusterScope, around: Surroundings) -> None:
-    """Raise `Blocked` for a VM that could not be stopped, before the cluster is paused for it."""
-    if not around.seen.wanted:
+def _check_vms(scope: ClusterScope, observed: Observation) -> None:
+    """Raise `Blocked` if a VM could not be stopped, before the cluster is paused for it."""
+    if not observed.state.is_wanted:
         return
     try:
-        _read_vms(scope, around)
+        _read_vms(scope, observed)
     except Blocked as blocked:
-        # Caches of an unreachable Harvester are no reason to let machines be replaced.
+        # Pause even if Harvester is unreachable. Otherwise, machines would be replaced meanwhile.
         if blocked.reason == Reason.PARK_BLOCKED:
             raise
 
 
-def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
+def _read_vms(scope: ClusterScope, observed: Observation) -> None:
     """Read the VMs of all machines from caches that follow Harvester.
 
-    Raises `Blocked` for a VM that Harvester does not record as the machine's, when it would be
-    stopped, or started because parking has stopped it.
+    Raises `Blocked` for a VM that is to be stopped or started, but is not recorded as the
+    machine's.
     """
     namespace = scope.current_namespace()
     vms = []
@@ -140,7 +146,7 @@ def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
             continue
         owner = scope.context.owner(HARVESTER_MACHINES.kind, machine)
         if ownership_of(vm, owner) is not Ownership.OURS:
-            if around.seen.wanted:
+            if observed.state.is_wanted:
                 raise _not_ours(scope, machine)
             if PARKED_STRATEGY_ANNOTATION in annotations_of(vm):
                 raise _not_adopted(scope, machine)
@@ -148,70 +154,70 @@ def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
 
         instance = namespace.instances.get(scope.target_namespace, name)
         if instance is not None:
-            around.instances[name] = uid_of(instance)
+            observed.instances[name] = uid_of(instance)
             if being_deleted(instance):
-                around.ending.add(name)
-        around.vms[name] = vm
-        idle = _is_idle(vm, instance)
+                observed.ending.add(name)
+        observed.vms[name] = vm
+        is_idle = _is_idle(vm, instance)
         vms.append(
             ParkedVm(
-                name,
-                is_server(machine, scope.cluster),
-                run_strategy(vm),
-                former_strategy(vm, resumed=not around.seen.wanted),
-                serves=is_control_plane(machine, scope.cluster),
-                runs=instance is not None and not idle,
-                idle=idle,
-                ending=name in around.ending,
+                name=name,
+                is_control_plane=is_server(machine, scope.cluster),
+                strategy=run_strategy(vm),
+                saved_strategy=saved_strategy(vm, is_resuming=not observed.state.is_wanted),
+                serves_api=is_control_plane(machine, scope.cluster),
+                has_instance=instance is not None and not is_idle,
+                is_idle=is_idle,
+                is_ending=name in observed.ending,
                 refusal=_refusal(scope, vm),
                 obstacle=_obstacle(scope, vm, instance),
             )
         )
-    around.seen = replace(around.seen, vms=tuple(vms))
+    observed.state = replace(observed.state, vms=tuple(vms))
 
 
 def _obstacle(scope: ClusterScope, vm: Obj, instance: Obj | None) -> str:
-    """Return why the instance of a VM does not run; empty if it runs or takes its time."""
+    """Return why the instance of a VM does not run; empty if it runs or is still starting."""
     if instance is None:
         return ""
     state = vm_state(vm, instance, hosts=scope.require_session().hosts.store)
     return state.message if state.phase in _OBSTACLES else ""
 
 
-def former_strategy(vm: Obj, *, resumed: bool) -> str:
+def saved_strategy(vm: Obj, *, is_resuming: bool) -> str:
     """Return the run strategy that a VM had before it was stopped; empty if it was not.
 
-    :param resumed: also for a VM that an evacuation has stopped and not yet started, which only
-        the resume can start: an evacuation does nothing until the cluster is resumed
+    :param is_resuming: include a VM that an evacuation has stopped and not yet started. Only the
+        resume can start it, because evacuations do nothing until the cluster is resumed.
     """
     annotations = annotations_of(vm)
-    former = annotations.get(PARKED_STRATEGY_ANNOTATION, "")
-    if former or not resumed or run_strategy(vm) != HALTED:
-        return former
+    saved = annotations.get(PARKED_STRATEGY_ANNOTATION, "")
+    if saved or not is_resuming or run_strategy(vm) != HALTED:
+        return saved
     if EVACUATION_STARTED_ANNOTATION in annotations:
         return ""  # a user has halted it since
     return annotations.get(EVACUATED_STRATEGY_ANNOTATION, "")
 
 
 def run_strategy(vm: Obj) -> str:
-    """Return the run strategy of a VM; that of the deprecated field `running`, if it has this."""
+    """Return the run strategy of a VM, which the deprecated field `running` may express."""
     strategy = at(vm, "spec", "runStrategy")
     return str(strategy or ("Always" if at(vm, "spec", "running") else HALTED))
 
 
 def _is_idle(vm: Obj, instance: Obj | None) -> bool:
-    """Return whether a VM was stopped by a user or its guest, and stays so by its run strategy."""
+    """Return whether a user or the guest has stopped a VM, and its run strategy leaves it so."""
     if PARKED_STRATEGY_ANNOTATION in annotations_of(vm):
         return False
     if run_strategy(vm) not in _IDLE_STRATEGIES:
         return False
     has_ended = instance is None or at(instance, "status", "phase") in ENDED_PHASES
-    # Without this status, KubeVirt is about to start it.
+    # With another status, KubeVirt is about to start it.
     return has_ended and at(vm, "status", "printableStatus") == "Stopped"
 
 
 def _refusal(scope: ClusterScope, vm: Obj) -> str:
-    """Return the quota for which Harvester has stopped a VM that was just started, if any."""
+    """Return why Harvester has stopped a VM for lack of quota after its start; empty if not."""
     refusal = annotations_of(vm).get(INSUFFICIENT_QUOTA_ANNOTATION, "")
     started_at = scope.memory.started_at.get(key_of(vm).name)
     if started_at is None or run_strategy(vm) != HALTED:
@@ -220,7 +226,7 @@ def _refusal(scope: ClusterScope, vm: Obj) -> str:
 
 
 def _not_ours(scope: ClusterScope, machine: Obj) -> Blocked:
-    """Return why a cluster is not parked one of whose VMs is not known to be its own."""
+    """Return the error for parking a cluster with a VM that is not recorded as its own."""
     return Blocked(
         ConditionType.PARKED,
         Reason.PARK_BLOCKED,
@@ -233,7 +239,7 @@ def _not_ours(scope: ClusterScope, machine: Obj) -> Blocked:
 
 
 def _not_adopted(scope: ClusterScope, machine: Obj) -> Blocked:
-    """Return why a cluster is not resumed that was moved or restored while it was parked."""
+    """Return the error for resuming a cluster that was moved or restored while it was parked."""
     key = scope.cluster_key
     command = remedies.RESUME_CLUSTER(kind="cluster", name=key.name, namespace=key.namespace)
     return Blocked(
@@ -249,65 +255,68 @@ def _not_adopted(scope: ClusterScope, machine: Obj) -> Blocked:
 
 
 def _refused_adoption(scope: ClusterScope, machine: Obj) -> str:
-    """Return why a machine could not adopt its VM in the pause, to be appended; empty if not."""
+    """Return the end of a message: why a machine could not adopt its VM; empty without a reason."""
     refusal = scope.context.memory.machine(machine).adoption_refusal
     return f"; the last attempt failed: {refusal}" if refusal else ""
 
 
-def _is_stopped(seen: Seen) -> bool:
-    return seen.wanted and all(vm.stopped and not vm.runs for vm in seen.vms)
+def _is_stopped(state: ClusterState) -> bool:
+    return state.is_wanted and all(vm.is_stopped and not vm.has_instance for vm in state.vms)
 
 
-def _needs_workload(seen: Seen) -> bool:
-    """Return whether the workload cluster has something to say about the next step."""
-    control_plane = [vm for vm in seen.vms if vm.control_plane]
-    if not seen.wanted:
-        return not any(vm.former for vm in control_plane)
-    if all(vm.stopped for vm in control_plane if vm.serves):
+def _needs_workload(state: ClusterState) -> bool:
+    """Return whether the next step depends on the workload cluster."""
+    control_plane = [vm for vm in state.vms if vm.is_control_plane]
+    if not state.is_wanted:
+        return not any(vm.saved_strategy for vm in control_plane)
+    if all(vm.is_stopped for vm in control_plane if vm.serves_api):
         return False
-    # To drain workers, to mark Nodes before the first server stops, or to ask for etcd's leader.
-    if not seen.last or not any(vm.former for vm in control_plane):
+    # To ask for the leader of etcd, to mark Nodes before the first server stops, or to drain.
+    if not state.last_to_stop or not any(vm.saved_strategy for vm in control_plane):
         return True
-    return any(not vm.stopped for vm in seen.vms if not vm.control_plane)
+    return any(not vm.is_stopped for vm in state.vms if not vm.is_control_plane)
 
 
-async def _read_workload(scope: ClusterScope, around: Surroundings) -> None:
+async def _read_workload(scope: ClusterScope, observed: Observation) -> None:
     """Read Nodes, and the Pods of workers that are to be stopped.
 
-    A workload API that does not answer is an answer: it delays parking for a bounded time.
+    A workload API that does not answer is part of the observation. It delays parking for at most
+    `DRAIN_SECONDS`.
     """
     workloads = scope.context.workloads
     await workloads.ensure(scope.cluster_key)
-    client = around.client = workloads.client(scope.cluster_key)
+    client = observed.client = workloads.client(scope.cluster_key)
 
     nodes: tuple[ParkedNode, ...] | None = None
     if client is None:
-        around.unread = "its kubeconfig does not exist"
+        observed.workload_error = "its kubeconfig does not exist"
         if not control_plane_initialized(scope.cluster):
             nodes = ()  # there never was an API that could have Nodes
     else:
         try:
-            nodes = await _read_nodes(client, around, scope.memory.refused_nodes)
-            if around.seen.wanted and nodes and all(node.marked for node in nodes):
-                pods = await pods_to_evict(client, _workers(around.seen.vms, nodes))
-                if around.seen.tunnelled:
-                    # All Nodes are cordoned: an agent that was evicted would start on none, and no
-                    # Node could be uncordoned without it. Otherwise it starts again with its Node.
+            nodes = await _read_nodes(client, observed, scope.memory.refused_nodes)
+            if observed.state.is_wanted and nodes and all(node.is_marked for node in nodes):
+                pods = await pods_to_evict(client, _nodes_to_drain(observed.state.vms, nodes))
+                if observed.state.is_tunnelled:
+                    # All Nodes are cordoned, so an evicted agent would start on none of them, and
+                    # without an agent no Node can be uncordoned. Left alone, it restarts with its
+                    # Node.
                     pods = [pod for pod in pods if not is_agent_of_rancher(pod)]
-                around.pods = pods
+                observed.pods = pods
         except RequestError as error:
-            nodes, around.unread = None, str(error)
+            nodes = None
+            observed.workload_error = str(error)
 
-    around.seen = replace(
-        around.seen,
+    observed.state = replace(
+        observed.state,
         nodes=nodes,
-        pods=len(around.pods),
-        drained=_drain_is_over(scope) if around.seen.wanted else False,
+        pods=len(observed.pods),
+        is_drain_over=observed.state.is_wanted and _is_drain_over(scope),
     )
 
 
-def _drain_is_over(scope: ClusterScope) -> bool:
-    """Return whether the time for the drain is over; a restart of the provider begins it again."""
+def _is_drain_over(scope: ClusterScope) -> bool:
+    """Return whether the time for the drain is over. It starts again with the provider."""
     current_time = time.monotonic()
     if scope.memory.drain_since is None:
         scope.memory.drain_since = current_time
@@ -315,51 +324,63 @@ def _drain_is_over(scope: ClusterScope) -> bool:
 
 
 async def _read_nodes(
-    client: ApiClient, around: Surroundings, refused: Container[str]
+    client: ApiClient, observed: Observation, refused: Container[str]
 ) -> tuple[ParkedNode, ...]:
-    """Read the Nodes of the cluster's VMs, whose names they have."""
+    """Read the Nodes of the cluster's VMs, which have the same names.
+
+    :param refused: names of Nodes whose last change was refused
+    """
     async for page in list_pages(client, NODES):
-        around.nodes |= {name: node for node in page if (name := key_of(node).name) in around.vms}
-    nodes = (_node(node, around) for _, node in sorted(around.nodes.items()))
-    return tuple(replace(node, refused=node.name in refused) for node in nodes)
+        observed.nodes |= {
+            name: node for node in page if (name := key_of(node).name) in observed.vms
+        }
+    return tuple(
+        _parked_node(node, observed, was_refused=name in refused)
+        for name, node in sorted(observed.nodes.items())
+    )
 
 
-def _node(node: Obj, around: Surroundings) -> ParkedNode:
+def _parked_node(node: Obj, observed: Observation, *, was_refused: bool) -> ParkedNode:
     name = key_of(node).name
-    mark, instance = annotations_of(node).get(PARKED_BOOT_ANNOTATION), around.instances.get(name)
+    instance = observed.instances.get(name)
+    mark = annotations_of(node).get(PARKED_BOOT_ANNOTATION)
     marked_instance, _, marked_boot = (mark or "").partition("/")
-    same_run = mark is not None and marked_instance == instance
+    is_same_run = mark is not None and marked_instance == instance
 
-    # What etcd kept of the time before is no report: the Node was ready when all was stopped.
+    # Nodes were ready when their VMs were stopped, and etcd has kept that status. It is out of date
+    # while the Node still reports the boot of that time.
     boot = boot_id(node)
-    is_old = mark is not None and not same_run and boot == marked_boot and boot != ""
-    is_alive = instance is not None and name not in around.ending
+    is_old = mark is not None and not is_same_run and boot == marked_boot and boot != ""
+    is_alive = instance is not None and name not in observed.ending
+    is_ready = is_true(list_at(node, "status", "conditions"), "Ready")
     return ParkedNode(
-        name,
-        marked=same_run or instance is None,
-        held=mark is not None,
-        ready=is_true(list_at(node, "status", "conditions"), "Ready") and is_alive and not is_old,
+        name=name,
+        is_marked=is_same_run or instance is None,
+        has_record=mark is not None,
+        is_ready=is_ready and is_alive and not is_old,
+        was_refused=was_refused,
     )
 
 
 def boot_id(node: Obj) -> str:
-    """Return the id of the boot in which the kubelet reports; empty if it does not."""
+    """Return the id of the boot that the kubelet reports; empty if it reports none."""
     return text_at(node, "status", "nodeInfo", "bootID")
 
 
-def _workers(vms: Iterable[ParkedVm], nodes: Iterable[ParkedNode]) -> list[str]:
-    """Return the Nodes to drain: those of workers that are not being stopped yet."""
-    running = {vm.name for vm in vms if not vm.control_plane and not vm.stopped}
+def _nodes_to_drain(vms: Iterable[ParkedVm], nodes: Iterable[ParkedNode]) -> list[str]:
+    """Return the names of the Nodes of workers that are not being stopped yet."""
+    running = {vm.name for vm in vms if not vm.is_control_plane and not vm.is_stopped}
     return [node.name for node in nodes if node.name in running]
 
 
-async def _read_volumes(scope: ClusterScope, around: Surroundings) -> None:
+async def _read_volumes(scope: ClusterScope, observed: Observation) -> None:
     """Read which volumes of the VMs are still attached to a host.
 
-    The right is optional: without it, the condition says that volumes were not checked.
+    The right to list attachments is optional. Without it, condition `Parked` reports that volumes
+    were not checked.
     """
     client = scope.require_session().client
-    claims = claims_of(*around.vms.values())
+    claims = claims_of(*observed.vms.values())
     volumes: dict[str, str] = {}
     attached = set()
 
@@ -376,8 +397,8 @@ async def _read_volumes(scope: ClusterScope, around: Surroundings) -> None:
                 if at(attachment, "status", "attached")
             }
     except (Forbidden, NotFound) as error:
-        around.unchecked = f"whether volumes are detached was not checked: {error.message}"
+        observed.volumes_error = f"whether volumes are detached was not checked: {error.message}"
         return
 
     names = sorted(volumes[volume] for volume in attached & volumes.keys() - {""})
-    around.seen = replace(around.seen, attached=tuple(names))
+    observed.state = replace(observed.state, attached_volumes=tuple(names))

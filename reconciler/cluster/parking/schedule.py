@@ -1,6 +1,6 @@
-"""Follow the schedule of a Cluster: record on it whether the schedule parks it now.
+"""Record on a Cluster whether its schedule parks it now.
 
-Everything else reads only the record, so that all agree about it, whatever their clocks say. A
+All other code reads only this record, so that it does not depend on the clocks of its readers. A
 timer requeues the cluster for the next change.
 """
 
@@ -11,25 +11,26 @@ from datetime import datetime
 from caphv.api import clusterapi, parking
 from caphv.api.names import PARKED_BY_SCHEDULE_ANNOTATION, Reason
 from caphv.api.object import annotations_of, being_deleted
-from caphv.api.parkschedule import ScheduleError, load_zone, parse_schedule, state_at
+from caphv.api.parkschedule import Moment, ScheduleError, load_zone, parse_schedule, state_at
 from caphv.runtime.errors import Forbidden, Invalid
 from reconciler.cluster.scope import ClusterScope
 
-# A timer of days would not notice that the clock of the host was corrected.
-_LONGEST_SECONDS = 3600.0
-# A timer may end a moment before the clock shows its time.
+# A timer of days would miss a correction of the host's clock.
+_MAX_TIMER_SECONDS = 3600.0
+# A timer may fire a moment before the clock reaches its time.
 _MARGIN_SECONDS = 0.05
 _REFUSED_SECONDS = 60.0
 
 
 async def follow_schedule(scope: ClusterScope, now: datetime) -> float | None:
-    """Write the record if the schedule has changed it, and return the seconds until it may change.
+    """Write the record if it has changed, and return the seconds until it may change again.
 
-    None for a cluster that follows none. Raises `ApiError`, `Unreachable`.
+    Return None if no schedule applies. Raises `ApiError`, `Unreachable`.
     """
-    cluster, text = scope.cluster, parking.schedule_of(scope.cluster)
+    cluster = scope.cluster
+    text = parking.schedule_of(cluster)
     was_parked = annotations_of(cluster).get(PARKED_BY_SCHEDULE_ANNOTATION) == "true"
-    parked, until = False, None
+    moment = Moment(parked=False, until=None)
     if text is not None:
         try:
             schedule = parse_schedule(text)
@@ -37,22 +38,21 @@ async def follow_schedule(scope: ClusterScope, now: datetime) -> float | None:
         except ScheduleError as error:
             _report(scope, str(error))
             return None  # the record stays as it is, until a user corrects the schedule
-        parked, until = moment.parked, moment.until
 
     if parking.is_moving(cluster) or being_deleted(cluster) or being_deleted(scope.obj):
         _report(scope, "")
         return None
-    # A pause of a user or of a restore holds everything, this included.
+    # A pause that a user or a restore has set suspends the schedule as well.
     if clusterapi.paused(cluster, scope.obj) and not parking.owns_pause(cluster):
         if parking.has_begun(cluster):
             _report(scope, "")
             return None
-        # A record of the time before the pause must not stop anything now.
-        parked, until = False, None
+        # A record from before the pause must not stop VMs now.
+        moment = Moment(parked=False, until=None)
 
-    if parked is not was_parked:
+    if moment.parked is not was_parked:
         try:
-            await _record(scope, parked=parked)
+            await _record(scope, parked=moment.parked)
         except (Forbidden, Invalid) as error:
             _report(
                 scope,
@@ -61,22 +61,21 @@ async def follow_schedule(scope: ClusterScope, now: datetime) -> float | None:
             )
             return _REFUSED_SECONDS
     _report(scope, "")
-    if until is None:
+    if moment.until is None:
         return None
-    seconds = max((until - now).total_seconds(), 0.0) + _MARGIN_SECONDS
-    return min(seconds, _LONGEST_SECONDS)
+    seconds = max((moment.until - now).total_seconds(), 0.0) + _MARGIN_SECONDS
+    return min(seconds, _MAX_TIMER_SECONDS)
 
 
 async def _record(scope: ClusterScope, *, parked: bool) -> None:
-    """Write the record, or remove it. Raises `ApiError`, `Unreachable`.
-
-    Although that fails, this reconcile must not begin to park the cluster for an old record.
-    """
-    informer, metadata = scope.context.caches.clusters, scope.cluster["metadata"]
+    """Write the record, or remove it. Raises `ApiError`, `Unreachable`."""
+    informer = scope.context.caches.clusters
+    metadata = scope.cluster["metadata"]
     annotations = {PARKED_BY_SCHEDULE_ANNOTATION: "true" if parked else None}
     version = metadata["resourceVersion"]
     patch = {"metadata": {"resourceVersion": version, "annotations": annotations}}
     if not parked and not parking.has_begun(scope.cluster):
+        # Even if the request fails, this reconcile must not begin to park for an old record.
         remaining = dict(annotations_of(scope.cluster))
         remaining.pop(PARKED_BY_SCHEDULE_ANNOTATION, None)
         scope.cluster = {**scope.cluster, "metadata": {**metadata, "annotations": remaining}}
@@ -87,7 +86,7 @@ async def _record(scope: ClusterScope, *, parked: bool) -> None:
 
 
 def _report(scope: ClusterScope, problem: str) -> None:
-    """Remember why the schedule is not followed, and emit an Event about what is new."""
+    """Remember why the schedule is not followed, and emit an Event about a new problem."""
     if problem and problem != scope.memory.schedule_problem:
         scope.warning_event(Reason.PARK_BLOCKED, problem)
     scope.memory.schedule_problem = problem

@@ -1,4 +1,4 @@
-"""Write the steps of parking and resuming: each write has its record in the same patch."""
+"""Write the steps of parking and resuming. Each change and its record are one patch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from caphv.runtime.etcd import ETCDCTL, ETCDCTL_KUBEADM, find_leader, find_pods, members_of
 from caphv.runtime.exec import ExecError
 from reconciler.cluster.parking.plan import HALTED, Action, Step
-from reconciler.cluster.parking.reading import Surroundings, boot_id, former_strategy, run_strategy
+from reconciler.cluster.parking.reading import Observation, boot_id, run_strategy, saved_strategy
 from reconciler.cluster.scope import ClusterScope
 from reconciler.machine.placement import avoidance_patch, avoided_hosts
 from reconciler.machine.vm import RUN_STRATEGY
@@ -32,28 +32,28 @@ STARTING = ("Always", "RerunOnFailure")
 Annotations = dict[str, str | None]
 
 
-async def perform(scope: ClusterScope, around: Surroundings, step: Step) -> None:
-    """Write what a step says. Raises `ApiError`, `Unreachable`; `Conflict` for an old cache."""
+async def perform(scope: ClusterScope, observed: Observation, step: Step) -> None:
+    """Write a step. Raises `ApiError`, `Unreachable`; `Conflict` if an object has changed."""
     match step.action:
         case Action.MARK:
-            await _write_nodes(scope, around, step)
+            await _write_nodes(scope, observed, step)
         case Action.STOP:
             for name in step.names:
-                await _stop(scope, around.vms[name])
+                await _stop(scope, observed.vms[name])
         case Action.START:
             for name in step.names:
-                await _start(scope, around.vms[name])
+                await _start(scope, observed.vms[name])
         case Action.SETTLE:
             for name in step.names:
-                await _settle(scope, around.vms[name])
+                await _settle(scope, observed.vms[name])
         case Action.RELEASE:
-            await _write_nodes(scope, around, step)
+            await _write_nodes(scope, observed, step)
         case _:
-            await _patch_cluster(scope, await _record(scope, around, step))
+            await _patch_cluster(scope, await _record(scope, observed, step))
 
 
-async def _record(scope: ClusterScope, around: Surroundings, step: Step) -> Obj:
-    """Return the patch of the Cluster for a step that changes only its record."""
+async def _record(scope: ClusterScope, observed: Observation, step: Step) -> Obj:
+    """Return the patch of the Cluster for a step that changes only the Cluster."""
     match step.action:
         case Action.BEGIN:
             return parking.begin(scope.cluster, rfc3339(datetime.now(UTC)))
@@ -61,14 +61,15 @@ async def _record(scope: ClusterScope, around: Surroundings, step: Step) -> Obj:
             since = annotations_of(scope.cluster)[PARKED_SINCE_ANNOTATION]
             return parking.begin(scope.cluster, since)
         case Action.CHOOSE_LAST:
-            last = await _leader(around.client, step.names) or max(step.names)
+            last = await _find_leader(observed.client, step.names) or max(step.names)
             return {"metadata": {"annotations": {STOPS_LAST_ANNOTATION: last}}}
         case _:
             return parking.finish(scope.cluster)
 
 
 async def _patch_cluster(scope: ClusterScope, patch: Obj) -> None:
-    informer, metadata = scope.context.caches.clusters, scope.cluster["metadata"]
+    informer = scope.context.caches.clusters
+    metadata = scope.cluster["metadata"]
     patch["metadata"]["resourceVersion"] = metadata["resourceVersion"]
     scope.cluster = await scope.context.client.patch(
         informer.resource, metadata["name"], metadata["namespace"], patch
@@ -77,32 +78,32 @@ async def _patch_cluster(scope: ClusterScope, patch: Obj) -> None:
 
 
 async def _stop(scope: ClusterScope, vm: Obj) -> None:
-    # One that has not started since it was parked before has a record already.
+    # A VM that did not start again after it was parked before has a record already.
     recorded = annotations_of(vm).get(PARKED_STRATEGY_ANNOTATION)
     annotations: Annotations = {PARKED_STRATEGY_ANNOTATION: recorded or run_strategy(vm)}
     await patch_vm(scope, vm, annotations, strategy=HALTED)
 
 
 async def _start(scope: ClusterScope, vm: Obj) -> None:
-    """Start a VM. The record stays until it runs: Harvester may stop it again."""
-    former = former_strategy(vm, resumed=True)
-    strategy = former if former in STARTING else RUN_STRATEGY
-    # Harvester starts a VM with the strategy of its own annotation, whatever the spec says.
+    """Start a VM, and keep the record until it runs, because Harvester may stop it again."""
+    saved = saved_strategy(vm, is_resuming=True)
+    strategy = saved if saved in STARTING else RUN_STRATEGY
+    # Harvester starts a VM with the strategy of its own annotation, even if the spec has another.
     annotations: Annotations = {RUN_STRATEGY_ANNOTATION: strategy}
     if PARKED_STRATEGY_ANNOTATION not in annotations_of(vm):
         annotations[EVACUATION_STARTED_ANNOTATION] = "true"  # as if the evacuation had started it
-    # Until the cluster is resumed, nothing else would let the VM start on a host that is not
-    # evacuated any more. A host that still is may get it again.
+    # A host that it avoids may no longer be evacuated, and nothing else updates this while the
+    # cluster is being resumed. If a host is still evacuated, the VM may start there.
     avoidance = avoidance_patch(vm, []) if avoided_hosts(vm) else None
     await patch_vm(scope, vm, annotations, strategy=strategy, avoidance=avoidance)
     scope.memory.started_at[vm["metadata"]["name"]] = time.monotonic()
 
 
 async def _settle(scope: ClusterScope, vm: Obj) -> None:
-    """Give a VM that runs the run strategy that it had before."""
-    former = annotations_of(vm)[PARKED_STRATEGY_ANNOTATION]
-    annotations: Annotations = {PARKED_STRATEGY_ANNOTATION: None, RUN_STRATEGY_ANNOTATION: former}
-    await patch_vm(scope, vm, annotations, strategy=former)
+    """Restore the run strategy of a VM that runs again."""
+    saved = annotations_of(vm)[PARKED_STRATEGY_ANNOTATION]
+    annotations: Annotations = {PARKED_STRATEGY_ANNOTATION: None, RUN_STRATEGY_ANNOTATION: saved}
+    await patch_vm(scope, vm, annotations, strategy=saved)
 
 
 async def patch_vm(
@@ -113,13 +114,15 @@ async def patch_vm(
     strategy: str | None = None,
     avoidance: Obj | None = None,
 ) -> None:
-    """Write annotations to a VM. Raises `ApiError`, `Unreachable`; `Conflict` for an old cache.
+    """Change annotations, run strategy and affinity of a VM in one patch.
+
+    Raises `ApiError`, `Unreachable`; `Conflict` if the VM has changed since it was cached.
 
     :param strategy: the new run strategy; None to leave it as it is
-    :param avoidance: the patch that keeps the VM from hosts
+    :param avoidance: a patch of `avoidance_patch`; None to leave the affinity as it is
     """
     metadata = vm["metadata"]
-    # KubeVirt admits only one of the two fields.
+    # KubeVirt rejects a VM that has both fields.
     spec: Obj = {} if strategy is None else {"runStrategy": strategy, "running": None}
     patch = {
         "metadata": {
@@ -134,42 +137,48 @@ async def patch_vm(
     scope.namespace().vms.observe(patched)
 
 
-async def _write_nodes(scope: ClusterScope, around: Surroundings, step: Step) -> None:
-    """Mark or release Nodes. Remember those whose API refuses it, as a webhook in it may do."""
+async def _write_nodes(scope: ClusterScope, observed: Observation, step: Step) -> None:
+    """Mark or release Nodes, and remember those that the workload API refuses to change.
+
+    A webhook in the workload cluster may do so.
+    """
     for name in step.names:
         scope.memory.refused_nodes.pop(name, None)
         try:
             if step.action is Action.MARK:
-                await _mark(scope, around, name)
+                await _mark(scope, observed, name)
             else:
                 records = (PARKED_BOOT_ANNOTATION, CORDONED_BY_PARK_ANNOTATION)
-                await release_node(around.client, around.nodes, name, *records)
+                await release_node(observed.client, observed.nodes, name, *records)
         except (ApiError, Unreachable) as error:
             scope.memory.refused_nodes[name] = str(error)
 
 
-async def _mark(scope: ClusterScope, around: Surroundings, name: str) -> None:
-    """Record the run of a Node's VM and its boot, and cordon it unless a user has."""
-    node, since = around.nodes[name], annotations_of(scope.cluster)[PARKED_SINCE_ANNOTATION]
-    annotations: Annotations = {PARKED_BOOT_ANNOTATION: f"{around.instances[name]}/{boot_id(node)}"}
+async def _mark(scope: ClusterScope, observed: Observation, name: str) -> None:
+    """Record the instance of a Node's VM and its boot, and cordon it unless a user has done so."""
+    node = observed.nodes[name]
+    since = annotations_of(scope.cluster)[PARKED_SINCE_ANNOTATION]
+    annotations: Annotations = {
+        PARKED_BOOT_ANNOTATION: f"{observed.instances[name]}/{boot_id(node)}"
+    }
     patch: Obj = {"metadata": {"annotations": annotations}}
     if not at(node, "spec", "unschedulable"):
         annotations[CORDONED_BY_PARK_ANNOTATION] = since
         patch["spec"] = {"unschedulable": True}
     elif annotations_of(node).get(CORDONED_BY_PARK_ANNOTATION) != since:
-        # Of an earlier time: meanwhile, a user has cordoned it.
+        # The record is from an earlier parking, so a user has cordoned the Node since.
         annotations[CORDONED_BY_PARK_ANNOTATION] = None
-    await patch_node(around.client, around.nodes, name, patch)
+    await patch_node(observed.client, observed.nodes, name, patch)
 
 
 async def release_node(
     client: ApiClient | None, nodes: dict[str, Obj], name: str, boot_record: str, cordon_record: str
 ) -> None:
-    """Uncordon a Node, unless a user had cordoned it before, and remove both records from it.
+    """Uncordon a Node unless a user has cordoned it, and remove both records from it.
 
     :param nodes: the Nodes that were read with the client, by name
     :param boot_record: the annotation with the boot in which the Node was cordoned
-    :param cordon_record: the annotation that only a Node has which the provider has cordoned
+    :param cordon_record: the annotation that the provider sets on a Node that it cordons
     """
     patch: Obj = {"metadata": {"annotations": dict.fromkeys((boot_record, cordon_record))}}
     if cordon_record in annotations_of(nodes[name]):
@@ -182,7 +191,7 @@ async def patch_node(
 ) -> None:
     """Write to a Node of the workload cluster. Raises `ApiError`, `Unreachable`.
 
-    :param nodes: the Nodes that were read with the client, by name; gets a deleted one removed
+    :param nodes: the Nodes that were read with the client, by name. A deleted Node is removed.
     """
     assert client is not None  # noqa: S101 - Nodes were read with it
     try:
@@ -191,8 +200,8 @@ async def patch_node(
         nodes.pop(name)  # deleted meanwhile, as the next read shows
 
 
-async def _leader(client: ApiClient | None, machines: tuple[str, ...]) -> str:
-    """Return the machine whose etcd leads; empty where that cannot be asked.
+async def _find_leader(client: ApiClient | None, machines: tuple[str, ...]) -> str:
+    """Return the machine whose member leads etcd; empty if that cannot be read.
 
     K3s has no Pod of etcd, and an external etcd has none on these machines.
     """

@@ -1,4 +1,4 @@
-"""Clusters whose hosts are evacuated, as the plan of an evacuation sees and changes them."""
+"""A simulated cluster whose hosts are evacuated: state for the plan, and the effect of its steps."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 from reconciler.cluster.evacuation.plan import (
     Action,
+    ClusterState,
     EvacuatedNode,
     EvacuatedVm,
-    Seen,
     Step,
-    choose,
-    moving,
+    choose_state,
+    moving_vms,
     next_step,
 )
 
@@ -80,51 +80,55 @@ class World:
         used = {other.host for other in self.machines.values() if not other.migrates and other is not machine}
         return [host for host in self.hosts if host not in used and host not in self.evacuated]
 
-    def seen(self) -> Seen:
-        vms = tuple(self._vm(name, machine) for name, machine in self.machines.items())
+    def state(self) -> ClusterState:
         servers = [machine for machine in self.machines.values() if machine.control_plane]
         answers = 2 * sum(machine.ready for machine in servers) > len(servers)
         nodes = tuple(
             EvacuatedNode(
                 name,
                 # The API calls a Node ready for a while that has just stopped.
-                ready=machine.reported == machine.boot or machine.mark == machine.reported,
-                held=machine.mark is not None,
-                rebooted=machine.mark != machine.reported,
+                is_ready=machine.reported == machine.boot or machine.mark == machine.reported,
+                has_record=machine.mark is not None,
+                has_rebooted=machine.mark != machine.reported,
             )
             for name, machine in self.machines.items()
             if machine.joined
         )
-        seen = Seen(vms, nodes if answers else None, "it does not answer", late=self.late, forced=self.forced)
-        movers = [vm.name for vm in moving(vms)]
-        views = [replace(seen, mover=name, pods=self._pods(name)) for name in movers]
-        return choose(views) if views else seen
+        state = ClusterState(
+            vms=tuple(self._vm(name, machine) for name, machine in self.machines.items()),
+            nodes=nodes if answers else None,
+            workload_error="it does not answer",
+            is_late=self.late,
+            is_forced=self.forced,
+        )
+        movers = [vm.name for vm in moving_vms(state.vms)]
+        states = [replace(state, mover=name, pods=self._pods(name)) for name in movers]
+        return choose_state(states) if states else state
 
     def _pods(self, name: str) -> tuple[str, ...]:
         return tuple(f"p{i}" for i in range(self.machines[name].pods))
 
     def _vm(self, name: str, machine: Machine) -> EvacuatedVm:
-        exists = bool(machine.host or machine.ending)
-        leaves = not machine.migrates and not machine.halted and machine.host in self.evacuated
+        can_be_lost = machine.halted and (machine.started or not machine.stopped)
         return EvacuatedVm(
-            name,
-            machine.control_plane,
-            machine.host or machine.ending,
-            leaves,
+            name=name,
+            is_control_plane=machine.control_plane,
+            host=machine.host or machine.ending,
+            must_move=not machine.migrates and not machine.halted and machine.host in self.evacuated,
             source=machine.source,
             obstacle="" if self.free(machine) else "no device",
-            held=machine.hold or machine.user_hold,
-            held_by_us=machine.hold,
-            former="Always" if machine.stopped else "",
-            halted=machine.halted,
-            exists=exists,
-            runs=bool(machine.host) and not machine.halted,
-            avoids=bool(machine.avoided),
-            outdated=not machine.avoided <= self.evacuated,
-            started=machine.started,
-            lost=not machine.deleted and machine.lost and machine.halted and (machine.started or not machine.stopped),
-            joins=not machine.joined,
-            absent=machine.deleted,
+            is_held=machine.hold or machine.user_hold,
+            is_held_by_us=machine.hold,
+            saved_strategy="Always" if machine.stopped else "",
+            is_halted=machine.halted,
+            has_instance=bool(machine.host or machine.ending),
+            is_running=bool(machine.host) and not machine.halted,
+            avoids_hosts=bool(machine.avoided),
+            has_outdated_avoidance=not machine.avoided <= self.evacuated,
+            was_restarted=machine.started,
+            was_halted_by_harvester=not machine.deleted and machine.lost and can_be_lost,
+            awaits_first_join=not machine.joined,
+            is_absent=machine.deleted,
         )
 
     def pass_time(self) -> None:
@@ -198,8 +202,7 @@ class World:
     def advance(self, writes: int) -> bool:
         """Run until a wait, or until that many writes were made; return whether nothing is left to do."""
         for _ in range(MOST_STEPS):
-            seen = self.seen()
-            step = next_step(seen)
+            step = next_step(self.state())
             if step.action is Action.NOTHING or (step.action is Action.WAIT and step.blocked):
                 return True
             if step.action is Action.WAIT:

@@ -139,7 +139,7 @@ def test_a_harvester_that_cannot_be_read_is_named(servers: Servers) -> None:
 @pytest.mark.parametrize(
     ("reported", "status", "text"),
     [
-        (("True", "", describe_left(["h0"])), 0, "No machine that the provider moves is left on host h0"),
+        (("True", "", describe_left(["h0"])), 0, "Host h0 is free of machines that the provider moves"),
         (("False", "EvacuationBlocked", "no device"), 1, "✗ team/shop: no device"),
     ],
 )

@@ -218,16 +218,18 @@ def test_a_harvester_without_clusters_after_the_question_is_named(call: Any) -> 
 def test_the_page_shows_what_the_command_writes(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     def shown(kind: str, name: str, verdict: Verdict, owner: str, detail: str, **ago: float) -> OwnedObject:
         created = (NOW - timedelta(**ago)).isoformat()
-        return OwnedObject(kind, name, verdict, "vms", owner=owner, created=created, detail=detail)
+        return OwnedObject(
+            kind=kind, name=name, verdict=verdict, namespace="vms", owner=owner, created=created, detail=detail
+        )
 
     monkeypatch.setenv("COLUMNS", "400")
     gone, owner = "its owner no longer exists", "HarvesterMachine team-a/shop-x7k2p"
     used = f"{gone}, but VirtualMachine vms/rescue uses it"
     other = "of management cluster 0a1b2c3d-1111-2222-3333-444455556666"
     address = OwnedObject(
-        "address",
-        "172.16.4.11",
-        Verdict.LEAKED,
+        kind="address",
+        name="172.16.4.11",
+        verdict=Verdict.LEAKED,
         pool="machines",
         owner="team-a/shop-x7k2p",
         detail="is released after VirtualMachine vms/shop-x7k2p",

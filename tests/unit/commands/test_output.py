@@ -118,10 +118,13 @@ def test_progress_is_written_where_no_data_is(capsys: pytest.CaptureFixture[str]
 
 
 CAPACITY = Capacity(
-    "https://harvester:6443",
-    Room("all hosts", 2, 8.0, 0.0, 64 * GIB, 32 * GIB),
-    hosts=(Room("host-1", 1, 4.0, 0.0, 32 * GIB, 16 * GIB, "zone-1"), Room("host-2", 1, 4.0, 0.0, 32 * GIB, 16 * GIB)),
-    zones=(Room("zone-1", 1, 4.0, 0.0, 32 * GIB, 16 * GIB),),
+    harvester="https://harvester:6443",
+    total=Room(name="all hosts", hosts=2, cpu=8.0, cpu_free=0.0, memory=64 * GIB, memory_free=32 * GIB),
+    hosts=(
+        Room(name="host-1", hosts=1, cpu=4.0, cpu_free=0.0, memory=32 * GIB, memory_free=16 * GIB, zone="zone-1"),
+        Room(name="host-2", hosts=1, cpu=4.0, cpu_free=0.0, memory=32 * GIB, memory_free=16 * GIB),
+    ),
+    zones=(Room(name="zone-1", hosts=1, cpu=4.0, cpu_free=0.0, memory=32 * GIB, memory_free=16 * GIB),),
     pools=(AddressPool("h", "machines", 10, 3), AddressPool("h", "others", 5, None)),
     quotas=(
         Quota("vms", "default", "limits.memory", 8.0 * GIB, 2.0 * GIB),
@@ -158,7 +161,7 @@ def test_hosts_are_shown_with_their_zone_on_request(capsys: pytest.CaptureFixtur
 
 
 def test_room_that_is_counted_by_some_vms_only_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    capacity.show([Capacity("https://h", CAPACITY.total, all_vms=False)], hosts=False)
+    capacity.show([Capacity(harvester="https://h", total=CAPACITY.total, all_vms=False)], hosts=False)
     _, _, total = lines(capsys)
     assert total.startswith("  all hosts (by the VMs that are seen)  2")
 
@@ -181,17 +184,17 @@ def test_a_plan_without_changes_says_so(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_each_pool_says_what_happens_to_its_machines(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(
-        PoolEffect("control plane", 3, 3, replaced=3, surge=1, reasons=(Field("cpu", "2", "4"),)),
-        PoolEffect("md-0", 2, 5),
-        PoolEffect("md-1", 4, 1),
-        PoolEffect("md-2", 2, 3, replaced=2),
+        PoolEffect(pool="control plane", before=3, after=3, replaced=3, surge=1, reasons=(Field("cpu", "2", "4"),)),
+        PoolEffect(pool="md-0", before=2, after=5),
+        PoolEffect(pool="md-1", before=4, after=1),
+        PoolEffect(pool="md-2", before=2, after=3, replaced=2),
         vms_created=8,
         vms_deleted=8,
         services="addresses come from IPPool services",
         needs=(
-            Need("CPU", "", 4.0, 2.0, "in namespace vms"),
-            Need("memory", "B", float(GIB), None),
-            Need("addresses", "", 1, 1),
+            Need(what="CPU", unit="", needed=4.0, free=2.0, note="in namespace vms"),
+            Need(what="memory", unit="B", needed=float(GIB), free=None),
+            Need(what="addresses", unit="", needed=1, free=1),
         ),
     )
     assert shown(found, capsys) == [
@@ -214,8 +217,8 @@ def test_each_pool_says_what_happens_to_its_machines(capsys: pytest.CaptureFixtu
 def test_plan_says_what_is_made_in_place_and_why_not(capsys: pytest.CaptureFixture[str]) -> None:
     reasons = (Field("machine.cpu", "4", "8"),)
     found = planned(
-        PoolEffect("md-0", 3, 3, reasons=reasons, updated=3),
-        PoolEffect("md-1", 1, 1, replaced=1, surge=1, reasons=reasons, why_replaced=("its rollout",)),
+        PoolEffect(pool="md-0", before=3, after=3, reasons=reasons, updated=3),
+        PoolEffect(pool="md-1", before=1, after=1, replaced=1, surge=1, reasons=reasons, why_replaced=("its rollout",)),
     )
     assert shown(found, capsys) == [
         "Cluster team/shop",
@@ -263,7 +266,7 @@ def test_what_cannot_be_predicted_is_reported(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(("created", "deleted"), [(1, 0), (0, 1)])
 def test_vms_are_counted_when_some_come_or_go(created: int, deleted: int, capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(planned(PoolEffect("md", 0, 1), vms_created=created, vms_deleted=deleted), capsys)
+    text = shown(planned(PoolEffect(pool="md", before=0, after=1), vms_created=created, vms_deleted=deleted), capsys)
     numbers = f"{counted(created, 'VM is', 'VMs are')} created, {counted(deleted, 'is', 'are')} deleted"
     assert f"  Harvester: {numbers}, with their disks" in text
 
@@ -403,13 +406,22 @@ def test_a_removal_names_members_and_machines(capsys: pytest.CaptureFixture[str]
 # IPPools
 
 
-HELD = Entry("machines", "10.0.0.1", "team/shop-1", Verdict.HELD, "HarvesterMachine team/shop-1", created=ago(hours=5))
-LEAKED = Entry("machines", "10.0.0.2", "team/gone", Verdict.LEAKED, "", detail="no such machine")
+HELD = Entry(
+    pool="machines",
+    address="10.0.0.1",
+    id="team/shop-1",
+    verdict=Verdict.HELD,
+    owner="HarvesterMachine team/shop-1",
+    created=ago(hours=5),
+)
+LEAKED = Entry(
+    pool="machines", address="10.0.0.2", id="team/gone", verdict=Verdict.LEAKED, owner="", detail="no such machine"
+)
 
 
 def report(*entries: Entry, **more: object) -> PoolReport:
     numbers = {"total": 10, "available": 8, "expected": 8} | more
-    return PoolReport("https://harvester", "machines", entries=entries, **numbers)  # type: ignore[arg-type]
+    return PoolReport(harvester="https://harvester", name="machines", entries=entries, **numbers)  # type: ignore[arg-type]
 
 
 def pool_lines(found: PoolReport, capsys: pytest.CaptureFixture[str], *, only_wrong: bool = False) -> list[str]:

@@ -76,7 +76,10 @@ PLAN = Plan(
     clusters=(
         ClusterPlan(
             "team/shop",
-            pools=(PoolEffect(f"md {LONG}", 3, 4, replaced=1, reasons=(FIELD,)), PoolEffect("old", 2, 0)),
+            pools=(
+                PoolEffect(pool=f"md {LONG}", before=3, after=4, replaced=1, reasons=(FIELD,)),
+                PoolEffect(pool="old", before=2, after=0),
+            ),
             infrastructure=(FIELD,),
             vms_created=1,
             vms_deleted=1,
@@ -85,11 +88,11 @@ PLAN = Plan(
                 Shortcoming("images", "x", LONG, ("a", "b", "c"), "", advice=True),
             ),
             needs=(
-                Need("CPU", "", 4.0, 2.0, LONG),
-                Need("memory", "", 4.0, 8.0, LONG),
-                Need("hosts", "", 4.0, None, LONG),
-                Need("rooms", "", 4.0, 8.0, LONG, partial=True),
-                Need("floors", "", 9.0, 8.0, LONG, partial=True),
+                Need(what="CPU", unit="", needed=4.0, free=2.0, note=LONG),
+                Need(what="memory", unit="", needed=4.0, free=8.0, note=LONG),
+                Need(what="hosts", unit="", needed=4.0, free=None, note=LONG),
+                Need(what="rooms", unit="", needed=4.0, free=8.0, note=LONG, partial=True),
+                Need(what="floors", unit="", needed=9.0, free=8.0, note=LONG, partial=True),
             ),
             unknown=(LONG,),
             services=LONG,
@@ -170,8 +173,10 @@ def test_what_is_not_seen_is_one_yellow_line(shown: Shown) -> None:
 
 
 def test_capacity_is_one_line_a_room_and_yellow_where_nothing_is_left(shown: Shown) -> None:
-    room = Room("a-host-with-a-long-name-in-a-zone", 1, 8.0, 0.0, 2**30, 2**29)
-    found = Capacity("https://h", room, quotas=(Quota("vms", "q", "limits.cpu", 4.0, 5.0),))
+    room = Room(
+        name="a-host-with-a-long-name-in-a-zone", hosts=1, cpu=8.0, cpu_free=0.0, memory=2**30, memory_free=2**29
+    )
+    found = Capacity(harvester="https://h", total=room, quotas=(Quota("vms", "q", "limits.cpu", 4.0, 5.0),))
     text = shown(lambda: capacity.show([found], hosts=False))
     assert lines(text)[2] == "  a-host-with-a-long-name-in-a-zone  1      0 of 8    512 MiB of 1 GiB"
     assert has(text, "0 of 8", 33)
@@ -288,8 +293,10 @@ def test_the_provider_and_shared_causes_come_with_their_age_and_what_to_do(shown
     ],
 )
 def test_an_address_has_the_colour_of_its_state(shown: Shown, verdict: Verdict, codes: tuple[int, ...]) -> None:
-    entry = Entry("machines", "10.0.0.1", "t/m", verdict, "HarvesterMachine team/m " + LONG)
-    report = PoolReport("https://h", "machines", 9, 8, 8, (entry,))
+    entry = Entry(
+        pool="machines", address="10.0.0.1", id="t/m", verdict=verdict, owner="HarvesterMachine team/m " + LONG
+    )
+    report = PoolReport(harvester="https://h", name="machines", total=9, available=8, expected=8, entries=(entry,))
     text = shown(lambda: pools.show(pools.console(), [report], only_wrong=False, now=NOW))
     assert has(text, str(verdict), *codes)
     row = lines(text)[-1]

@@ -191,7 +191,7 @@ def test_waiting_too_long_names_what_is_in_the_way(servers: Servers) -> None:
     before = logging.getLogger("caphv.runtime").level
     result = servers.caphv("scale", "team/shop", "--workers", "3", "--yes", "--wait", "--timeout", "1s")
     assert result.exit_code == 1
-    assert "Not done in time. It continues without this command" in result.stderr
+    assert "Timed out. The change continues without this command" in result.stderr
     # When it is seen, and again at the end.
     assert result.output.count("no pool has a free address") == 2
     assert logging.getLogger("caphv.runtime").level == before, "the next command of this process may log"

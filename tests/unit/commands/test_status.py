@@ -51,14 +51,21 @@ IDENTITY = Identity(
     state="expiring",
 )
 ENTRY = Entry(
-    "machines",
-    "172.16.3.41",
-    "production/frontend-workers-7xk2p-9dq4m",
-    Verdict.IN_USE,
-    "VirtualMachine production/frontend-workers-7xk2p-9dq4m",
+    pool="machines",
+    address="172.16.3.41",
+    id="production/frontend-workers-7xk2p-9dq4m",
+    verdict=Verdict.IN_USE,
+    owner="VirtualMachine production/frontend-workers-7xk2p-9dq4m",
     detail="its owner no longer exists",
 )
-POOL = PoolReport("https://harvester.example.com:6443", "machines", 50, 49, 49, (ENTRY,))
+POOL = PoolReport(
+    harvester="https://harvester.example.com:6443",
+    name="machines",
+    total=50,
+    available=49,
+    expected=49,
+    entries=(ENTRY,),
+)
 
 
 def table(name: str, width: int, *, terminal: bool = True) -> list[str]:

@@ -101,12 +101,12 @@ PATCH = Patch("v1", "Cluster", Key("team", "shop"), {}, (CHANGE,))
 FIELD = Field("spec", "a", "b")
 CLUSTER_PLAN = ClusterPlan(
     "team/shop",
-    (PoolEffect("md-0", 3, 0, 1, 1, (FIELD,)),),
+    (PoolEffect(pool="md-0", before=3, after=0, replaced=1, surge=1, reasons=(FIELD,)),),
     (FIELD,),
     1,
     1,
     (Shortcoming("images", "value", "message", ("field",), "where"),),
-    (Need("CPU", "", 1, 2, "n"),),
+    (Need(what="CPU", unit="", needed=1, free=2, note="n"),),
     ("why",),
 )
 MANIFESTS = hostile(
@@ -114,15 +114,24 @@ MANIFESTS = hostile(
 )
 MEMBERS = [hostile(EtcdMember("a1", "member", "stale", "machine", "https://10.0.0.1:2380"))]
 IDENTITY = hostile(Identity("team/identity", "https://harvester", "2026", ("team/shop",), state="valid"))
-ENTRY = hostile(Entry("machines", "10.0.0.1", "team/cp-1", Verdict.LEAKED, "owner", detail="detail"))
+ENTRY = hostile(
+    Entry(pool="machines", address="10.0.0.1", id="team/cp-1", verdict=Verdict.LEAKED, owner="owner", detail="detail")
+)
 REPORT = dataclasses.replace(
-    hostile(PoolReport("https://harvester", "machines", total=9, available=9, expected=8, error="error")),
+    hostile(
+        PoolReport(harvester="https://harvester", name="machines", total=9, available=9, expected=8, error="error")
+    ),
     entries=(ENTRY,),
 )
-ROOM = Room("host", "zone", 1, 1, 2, 1, 2)
+ROOM = Room(name="host", hosts="zone", cpu=1, cpu_free=1, memory=2, memory_free=1, zone=2)
 CAPACITY = hostile(
     Capacity(
-        "https://harvester", ROOM, (ROOM,), (ROOM,), (AddressPool("h", "pool", 2, 1),), (Quota("ns", "q", "cpu", 1, 0),)
+        harvester="https://harvester",
+        total=ROOM,
+        hosts=(ROOM,),
+        zones=(ROOM,),
+        pools=(AddressPool("h", "pool", 2, 1),),
+        quotas=(Quota("ns", "q", "cpu", 1, 0),),
     )
 )
 
@@ -183,7 +192,7 @@ def test_no_command_passes_on_what_a_terminal_obeys(output: Output, name: str) -
 
 def test_a_plan_shows_the_line_that_a_manifest_would_erase(output: Output) -> None:
     field = Field("metadata.annotations.description", "", "x\x1b[1A\x1b[2K")
-    pool = PoolEffect("md-0", 3, 0, reasons=(field,))
+    pool = PoolEffect(pool="md-0", before=3, after=0, reasons=(field,))
     text = output(lambda: plan.show(ManifestPlan(clusters=(ClusterPlan("team/shop", (pool,)),))))
     lines = _COLOUR.sub("", text).splitlines()
     assert "  - worker pool md-0: 3 machines are deleted (3 → 0)" in lines

@@ -80,12 +80,29 @@ def leaves(without: Container[str] = ()) -> set[str]:
 
 def test_the_night_of_an_exhausted_pool_shows_what_the_audit_writes() -> None:
     page = (CHECKOUT / "docs" / "tasks" / "three-nights.md").read_text(encoding="utf-8")
-    held = [Entry("machines", f"172.16.4.{number}", "team-a/held", Verdict.HELD) for number in range(49)]
+    held = [
+        Entry(pool="machines", address=f"172.16.4.{number}", id="team-a/held", verdict=Verdict.HELD)
+        for number in range(49)
+    ]
     detail = "its HarvesterMachine or load balancer no longer exists"
-    leaked = Entry("machines", "172.16.3.41", "team-a/production-md-0-9kd2c", Verdict.LEAKED, detail=detail)
+    leaked = Entry(
+        pool="machines", address="172.16.3.41", id="team-a/production-md-0-9kd2c", verdict=Verdict.LEAKED, detail=detail
+    )
     out = Console(file=io.StringIO(), width=1000)
     pools.show(
-        out, [PoolReport("https://172.16.0.10:6443", "machines", 50, 0, 0, (*held, leaked))], only_wrong=True, now=NOW
+        out,
+        [
+            PoolReport(
+                harvester="https://172.16.0.10:6443",
+                name="machines",
+                total=50,
+                available=0,
+                expected=0,
+                entries=(*held, leaked),
+            )
+        ],
+        only_wrong=True,
+        now=NOW,
     )
     assert isinstance(out.file, io.StringIO)
     assert f"```\n{out.file.getvalue()}```" in page

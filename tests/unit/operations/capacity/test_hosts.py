@@ -45,7 +45,7 @@ def pool(name: str, size: int, used: int) -> Obj:
 
 def checks(builder: Builder, harvester: HarvesterObjects | None, machines: int, size: Size) -> dict[str, Check]:
     parts, _ = parts_and_deployments(builder.objects(), Key("team", builder.name))
-    return {check.id: check for check in check_room(parts, harvester, Demand(machines, size))}
+    return {check.id: check for check in check_room(parts, harvester, Demand(machines, size, []))}
 
 
 def test_hosts_that_take_no_vms_do_not_count() -> None:

@@ -174,7 +174,7 @@ def test_a_rollout_that_is_under_way_counts() -> None:
     found = desired_state(KEY, world())
     effect = effect_of(KEY, found, found, {"md-0": 1})
     assert [(pool.pool, pool.replaced) for pool in effect.pools] == [("md-0", 1)]
-    assert effect.pools == (PoolEffect("md-0", 2, 2, 1, 1),)
+    assert effect.pools == (PoolEffect(pool="md-0", before=2, after=2, replaced=1, surge=1),)
 
 
 def test_needs_are_compared_with_what_is_free() -> None:

@@ -221,7 +221,7 @@ def test_pool_that_is_taken_out_is_deleted() -> None:
 
 
 def test_scaled_and_changed_pool_replaces_those_that_stay() -> None:
-    effect = effects(Pool("md", 3, inputs={"version": "a"}), Pool("md", 5, 2, inputs={"version": "b"}))
+    effect = effects(Pool("md", 3, inputs={"version": "a"}), Pool("md", 5, surge=2, inputs={"version": "b"}))
     assert effect is not None
     assert (effect.replaced, effect.surge, effect.created, effect.deleted) == (3, 2, 5, 3)
     fewer = effects(Pool("md", 3, inputs={"version": "a"}), Pool("md", 1, inputs={"version": "b"}))
@@ -239,11 +239,11 @@ def test_only_machines_that_exist_can_be_outdated() -> None:
 @pytest.mark.parametrize(("replicas", "surge"), [(1, 1), (2, 1), (3, 0)])
 def test_small_control_plane_gets_a_further_member_first(replicas: int, surge: int) -> None:
     """Whatever its strategy says: without a majority, etcd would be lost."""
-    before = Pool(CONTROL_PLANE, replicas, 0, {"version": "a"})
-    effect = effects(before, Pool(CONTROL_PLANE, replicas, 0, {"version": "b"}))
+    before = Pool(CONTROL_PLANE, replicas, surge=0, inputs={"version": "a"})
+    effect = effects(before, Pool(CONTROL_PLANE, replicas, surge=0, inputs={"version": "b"}))
     assert effect is not None
     assert effect.surge == surge
-    workers = effects(Pool("md", 1, 0, {"version": "a"}), Pool("md", 1, 0, {"version": "b"}))
+    workers = effects(Pool("md", 1, surge=0, inputs={"version": "a"}), Pool("md", 1, surge=0, inputs={"version": "b"}))
     assert workers is not None
     assert workers.surge == 0
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.unit
 
 GIB = 1024**3
 SIZE = Size(Decimal(2), Decimal(4 * GIB))
-NEEDS = Needs(1, SIZE.cpu, SIZE.memory, Decimal(40 * GIB), 1, (SIZE,))
+NEEDS = Needs(vms=1, cpu=SIZE.cpu, memory=SIZE.memory, storage=Decimal(40 * GIB), addresses=1, sizes=(SIZE,))
 CLUSTER: Obj = {"metadata": {"name": "shop-x", "namespace": "team"}, "spec": {"targetNamespace": "vms"}}
 
 
@@ -97,7 +97,7 @@ def test_without_an_answer_of_harvester_nothing_is_known_and_nothing_short() -> 
 
 def machines(number: int, *, cpu: int = 2, memory: int = 4, disk: int = 40, surge: int = 1, name: str = "md") -> Pool:
     machine = {"cpu": cpu, "memory": f"{memory}Gi", "volumes": [{"volumeSize": f"{disk}Gi"}]}
-    return Pool(name, number, surge, {"machine": machine}, machine)
+    return Pool(name, number, surge=surge, inputs={"machine": machine}, machine=machine)
 
 
 def needed(before: Pool, after: Pool, infrastructure: Obj | None = None, outdated: int = 0) -> Needs:
@@ -150,7 +150,7 @@ def test_addresses_are_needed_where_machines_take_them_from_pools(
     infrastructure: Obj, machine: Obj, addresses: int
 ) -> None:
     after = machines(4)
-    after = Pool(after.name, after.replicas, 0, after.inputs, {**after.machine, **machine})
+    after = replace(after, surge=0, machine={**after.machine, **machine})
     assert needed(machines(2), after, infrastructure).addresses == addresses
 
 
@@ -174,7 +174,9 @@ def test_vms_that_fit_on_no_host_are_counted(vms: int, short: dict[str, tuple[in
             "conditions": [{"type": "Ready", "status": "True"}],
         },
     }
-    needs = Needs(vms, SIZE.cpu * vms, SIZE.memory * vms, Decimal(0), 0, (SIZE,) * vms)
+    needs = Needs(
+        vms=vms, cpu=SIZE.cpu * vms, memory=SIZE.memory * vms, storage=Decimal(0), addresses=0, sizes=(SIZE,) * vms
+    )
     found = compared(needs, harvester(hosts=[host]))
     assert {name: (need.needed, need.free) for name, need in found.items() if name.startswith("VMs")} == short
     assert {"CPU", "memory"} <= found.keys()

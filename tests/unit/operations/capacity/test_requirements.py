@@ -12,7 +12,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.mark.parametrize("spec", [{}, {"targetNamespace": None}, {"targetNamespace": ""}])
 def test_a_cluster_without_a_namespace_names_none(spec: Obj) -> None:
-    found = cluster_requirements(spec)
+    found = cluster_requirements(spec, [], ())
     assert (found.target_namespace, found.namespace) == ("", None)
 
 
@@ -29,4 +29,6 @@ def test_pools_of_interfaces_are_named_with_their_networks() -> None:
     ]
     spec = {"networkInterfaces": [{"network": "default/storage", "addressesFromPools": pools}, 1]}
     path = ("networkInterfaces", 0, "addressesFromPools", 0, "name")
-    assert machine_requirements(spec, "vms").interface_pools == [(Value(path, "storage"), "default/storage")]
+    assert machine_requirements(spec, "vms", imported=()).interface_pools == [
+        (Value(path, "storage"), "default/storage")
+    ]

@@ -67,7 +67,7 @@ def test_machines_are_sorted_by_what_happens_to_them() -> None:
     del instances[-1]["status"]["nodeName"]
     (group,) = machines_on("h0", [host("h0"), host("h1")], {KEY: False}, instances)
     assert group == HostMachines(
-        KEY, moves=("a-gpu", "gpu"), migrates=("web",), restarts=("old",), stays=("disk",), stops=("off",)
+        cluster=KEY, moves=("a-gpu", "gpu"), migrates=("web",), restarts=("old",), stays=("disk",), stops=("off",)
     )
 
 
@@ -98,10 +98,10 @@ def test_pinned_cpus_need_another_host_with_its_cpu_manager_enabled(other: Obj, 
     (group,) = groups
     common = {"stays": ("disk",), "stops": ("off",)}
     if finds_host:
-        assert group == HostMachines(KEY, moves=("gpu",), migrates=("web",), restarts=("old",), **common)
+        assert group == HostMachines(cluster=KEY, moves=("gpu",), migrates=("web",), restarts=("old",), **common)
         return
 
-    assert group == HostMachines(KEY, pinned=("gpu", "old", "web"), **common)
+    assert group == HostMachines(cluster=KEY, pinned=("gpu", "old", "web"), **common)
     checks = plan_evacuation(find_host(hosts, "h0"), hosts, groups, "true").checks
     warning = next(check for check in checks if "pinned" in check.message)
     assert (warning.result, warning.message, warning.remedy) == (
@@ -161,8 +161,10 @@ def test_without_another_host_nothing_is_begun_but_it_can_be_ended(other: Obj) -
 
 def test_checks_name_what_moves_what_stays_and_what_would_restart() -> None:
     groups = [
-        HostMachines(KEY, ("gpu",), ("web",), ("old",), ("disk",), ("off",)),
-        HostMachines(Key("team", "idle"), ("gpu-2",), paused=True),
+        HostMachines(
+            cluster=KEY, moves=("gpu",), migrates=("web",), restarts=("old",), stays=("disk",), stops=("off",)
+        ),
+        HostMachines(cluster=Key("team", "idle"), moves=("gpu-2",), paused=True),
     ]
     hosts = [host("h0"), host("h1")]
     checks = plan_evacuation(find_host(hosts, "h0"), hosts, groups, "true").checks

@@ -41,7 +41,9 @@ def objects(**fields: Any) -> HarvesterObjects:
 
 
 def pool(total: int = 100, free: int = 50, **fields: Any) -> PoolReport:
-    return PoolReport("https://harvester:6443", "machines", total, free, free, **fields)
+    return PoolReport(
+        harvester="https://harvester:6443", name="machines", total=total, available=free, expected=free, **fields
+    )
 
 
 def owner_objects(namespaces: frozenset[str] | None = None) -> OwnerObjects:
@@ -78,7 +80,7 @@ def test_a_harvester_where_all_is_well_has_only_checks_that_are_ok() -> None:
     )
 
 
-LEAK = Entry("machines", "10.0.0.9", "team/gone", Verdict.LEAKED)
+LEAK = Entry(pool="machines", address="10.0.0.9", id="team/gone", verdict=Verdict.LEAKED)
 RIGHT = rights.Right("vms", "kubevirt.io", "virtualmachines", "create")
 OWNED = record(Owner("HarvesterMachine", "team", "gone", "m-uid", US))
 ORPHAN = {"metadata": {"name": "gone", "namespace": "vms", "annotations": OWNED}}

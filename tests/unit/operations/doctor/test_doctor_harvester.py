@@ -24,7 +24,7 @@ from tests.support.clusters import NOW, ago, condition, token
 from tests.support.doctor import found, host, one
 
 IDENTITY = Key("team", "identity")
-LEAK = Entry("machines", "10.0.0.9", "team/gone", Verdict.LEAKED)
+LEAK = Entry(pool="machines", address="10.0.0.9", id="team/gone", verdict=Verdict.LEAKED)
 
 
 def checked(objects: HarvesterObjects | None = None, **fields: Any) -> list[Check]:
@@ -178,7 +178,14 @@ def pool_checks(report: PoolReport, *, used: bool = True) -> list[Check]:
 
 
 def report(total: int, free: int, available: int | None = None, **fields: Any) -> PoolReport:
-    return PoolReport("h", "machines", total, free if available is None else available, free, **fields)
+    return PoolReport(
+        harvester="h",
+        name="machines",
+        total=total,
+        available=free if available is None else available,
+        expected=free,
+        **fields,
+    )
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_everything_of_an_owner_that_does_not_exist_is_left_over_in_the_order_of
         PERSISTENT_VOLUME_CLAIMS: [obj("gone-disk-0-abcde")],
         VMS: [vm("gone", claim="gone-disk-0-abcde", secret="gone-cloud-init")],
     }
-    pools = (PoolReport("https://h", "team-shop-ippool", 10, 10, 10),)
+    pools = (PoolReport(harvester="https://h", name="team-shop-ippool", total=10, available=10, expected=10),)
     found = result(objects, pools=pools)
     assert {each.verdict for each in found} == {Verdict.LEAKED}
     assert [each.kind for each in found] == [
@@ -226,7 +226,7 @@ OF_CLUSTER = {
     PERSISTENT_VOLUME_CLAIMS: [obj("gone-disk-0-abcde")],
     POOLS: [obj("team-shop-ippool", GONE_CLUSTER, namespace="")],
 }
-EMPTY_POOL = (PoolReport("https://h", "team-shop-ippool", 10, 10, 10),)
+EMPTY_POOL = (PoolReport(harvester="https://h", name="team-shop-ippool", total=10, available=10, expected=10),)
 DISK, INIT = "gone-disk-0-abcde", "gone-cloud-init"
 
 
@@ -310,7 +310,9 @@ def test_vms_of_others_keep_nothing_of_a_cluster(other: Obj) -> None:
 
 
 def pool_with(*entries: Entry) -> tuple[PoolReport, ...]:
-    return (PoolReport("https://h", "team-shop-ippool", 10, 9, 9, entries),)
+    return (
+        PoolReport(harvester="https://h", name="team-shop-ippool", total=10, available=9, expected=9, entries=entries),
+    )
 
 
 POOL = {POOLS: [obj("team-shop-ippool", GONE_CLUSTER, namespace="")]}
@@ -318,18 +320,38 @@ POOL = {POOLS: [obj("team-shop-ippool", GONE_CLUSTER, namespace="")]}
 
 @pytest.mark.parametrize("verdict", [each for each in Verdict if each is not Verdict.LEAKED])
 def test_a_pool_whose_addresses_others_hold_stays(verdict: Verdict) -> None:
-    entry = Entry("team-shop-ippool", "10.0.0.9", "team/other", verdict, "VirtualMachine vms/other")
+    entry = Entry(
+        pool="team-shop-ippool", address="10.0.0.9", id="team/other", verdict=verdict, owner="VirtualMachine vms/other"
+    )
     (pool,) = (each for each in result(POOL, pools=pool_with(entry)) if each.kind == "IPPool")
-    assert (pool.verdict, pool.detail) == (Verdict.IN_USE, "VirtualMachine vms/other has an address of it")
+    assert (pool.verdict, pool.detail) == (Verdict.IN_USE, "VirtualMachine vms/other uses one of its addresses")
 
 
 @pytest.mark.parametrize(
     "entry",
     [
-        Entry("team-shop-ippool", "10.0.0.9", "team/gone", Verdict.LEAKED),
-        Entry("team-shop-ippool", "10.0.0.9", "team/gone", Verdict.IN_USE, "VirtualMachine vms/gone"),
-        Entry("team-shop-ippool", "10.0.0.9", "team/gone", Verdict.IN_USE, "VirtualMachineInstance vms/gone"),
-        Entry("team-shop-ippool", "10.0.0.9", "vms/team-shop-lb", Verdict.HELD, "LoadBalancer vms/team-shop-lb"),
+        Entry(pool="team-shop-ippool", address="10.0.0.9", id="team/gone", verdict=Verdict.LEAKED),
+        Entry(
+            pool="team-shop-ippool",
+            address="10.0.0.9",
+            id="team/gone",
+            verdict=Verdict.IN_USE,
+            owner="VirtualMachine vms/gone",
+        ),
+        Entry(
+            pool="team-shop-ippool",
+            address="10.0.0.9",
+            id="team/gone",
+            verdict=Verdict.IN_USE,
+            owner="VirtualMachineInstance vms/gone",
+        ),
+        Entry(
+            pool="team-shop-ippool",
+            address="10.0.0.9",
+            id="vms/team-shop-lb",
+            verdict=Verdict.HELD,
+            owner="LoadBalancer vms/team-shop-lb",
+        ),
     ],
 )
 def test_an_address_of_a_leftover_is_left_over_with_its_pool(entry: Entry) -> None:
@@ -417,13 +439,23 @@ HAVE = st.builds(
     st.sampled_from([US, ""]),
 )
 ENTRIES = st.lists(
-    st.builds(Entry, st.sampled_from("abc"), st.just("10.0.0.9"), st.just("a/b"), st.sampled_from(Verdict)), max_size=3
+    st.builds(
+        Entry,
+        pool=st.sampled_from("abc"),
+        address=st.just("10.0.0.9"),
+        id=st.just("a/b"),
+        verdict=st.sampled_from(Verdict),
+    ),
+    max_size=3,
 )
 
 
 def pool_reports(entries: list[Entry]) -> tuple[PoolReport, ...]:
     grouped = {name: tuple(each for each in entries if each.pool == name) for name in "abc"}
-    return tuple(PoolReport("https://h", name, 9, 9, 9, of) for name, of in grouped.items())
+    return tuple(
+        PoolReport(harvester="https://h", name=name, total=9, available=9, expected=9, entries=of)
+        for name, of in grouped.items()
+    )
 
 
 @given(OBJECTS, HAVE, ENTRIES)

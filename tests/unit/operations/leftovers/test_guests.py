@@ -175,7 +175,7 @@ def test_a_load_balancer_without_the_label_of_its_guest_is_kept() -> None:
     del balancer["metadata"]["labels"]
     found = examined(BALANCERS, balancer)
     assert found is not None
-    assert (found.verdict, "does not name its guest" in found.detail) == (Verdict.UNKNOWN, True)
+    assert (found.verdict, "no longer names its guest" in found.detail) == (Verdict.UNKNOWN, True)
 
 
 @BOTH
@@ -222,8 +222,10 @@ def test_vms_that_are_not_seen_may_need_it(resource: Resource) -> None:
 
 
 def test_the_address_of_a_load_balancer_is_released_after_it() -> None:
-    entry = Entry("guests", "10.0.0.10", "vms/shop-web", Verdict.HELD, owner="LoadBalancer vms/shop-web")
-    pools = (PoolReport("https://h", "guests", 10, 9, 9, entries=(entry,)),)
+    entry = Entry(
+        pool="guests", address="10.0.0.10", id="vms/shop-web", verdict=Verdict.HELD, owner="LoadBalancer vms/shop-web"
+    )
+    pools = (PoolReport(harvester="https://h", name="guests", total=10, available=9, expected=9, entries=(entry,)),)
     state = HarvesterState("https://h", owners(), {BALANCERS: [proven(BALANCERS)]}, pools)
     assert {obj.kind for obj in examine(state).leaked} == {BALANCERS.kind, ADDRESS}
     assert Key("vms", "shop-web") in state.balancers

@@ -22,7 +22,7 @@ from caphv.api.ownership import Owner, record
 from operations.capacity.addresspools import Verdict
 from operations.leftovers.decision import KINDS
 from operations.leftovers.naming import check_origin, has_generated_name
-from operations.leftovers.records import NamedVMs
+from operations.leftovers.records import ReferencedVMs
 from operations.read.owners import OwnerObjects
 from reconciler.machine.disks import pvc_name
 
@@ -57,7 +57,7 @@ def generated(owner: Owner) -> dict[Resource, str]:
 
 def verdict(resource: Resource, name: str, owner: Owner, **annotations: str) -> Verdict:
     made: Obj = {"metadata": {"name": name, "uid": "x", "annotations": record(owner) | annotations}}
-    return check_origin(resource, made, NOTHING, NamedVMs())[0]
+    return check_origin(resource, made, NOTHING, ReferencedVMs()).verdict
 
 
 @given(OWNER)

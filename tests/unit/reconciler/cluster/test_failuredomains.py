@@ -11,9 +11,10 @@ from caphv.api import names
 from caphv.api.object import Obj
 from reconciler.cluster.failuredomains import ensure_failure_domains, unavailable
 from reconciler.cluster.scope import ClusterScope
-from reconciler.harvester.topology import domain_of_host, failure_domains, has_single_host, unpublished_domains
+from reconciler.harvester.topology import domain_of_host, has_single_host, unpublished_domains
 from reconciler.machine.placement import domain_requirement
 from reconciler.status import StatusDraft
+from tests.support.reconciler.failuredomains import failure_domains
 from tests.support.reconciler.memorycase import MemoryCase
 
 pytestmark = pytest.mark.unit

@@ -10,13 +10,13 @@ from caphv.api import names
 from caphv.api.hosts import accepts_machines
 from caphv.api.object import Obj
 from reconciler.harvester.topology import (
-    MOST_DOMAINS,
+    MAX_DOMAINS,
     domain_of_host,
-    failure_domains,
     has_single_host,
     unpublished_domains,
     why_unavailable,
 )
+from tests.support.reconciler.failuredomains import failure_domains
 
 pytestmark = pytest.mark.unit
 
@@ -94,9 +94,9 @@ def test_domain_with_machines_stays_published_without_its_hosts() -> None:
 
 
 def test_no_more_domains_are_published_than_the_core_accepts() -> None:
-    hosts = [host(f"m{number:03}") for number in range(MOST_DOMAINS)]
+    hosts = [host(f"m{number:03}") for number in range(MAX_DOMAINS)]
     published = failure_domains(hosts)
-    assert len(published) == MOST_DOMAINS
+    assert len(published) == MAX_DOMAINS
 
     # Hosts that join displace none, unless they are selected or have machines.
     more = [host("a"), host("b"), host("c"), *hosts]

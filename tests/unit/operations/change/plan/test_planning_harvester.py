@@ -242,10 +242,18 @@ FIELD = Field("spec.targetNamespace", "a", "b")
             (False, False, False),
         ),
         (
-            Plan(clusters=(ClusterPlan("team/a"), ClusterPlan("team/b", needs=(Need("CPU", "", 9, 1),)))),
+            Plan(
+                clusters=(
+                    ClusterPlan("team/a"),
+                    ClusterPlan("team/b", needs=(Need(what="CPU", unit="", needed=9, free=1),)),
+                )
+            ),
             (False, False, True),
         ),
-        (Plan(clusters=(ClusterPlan("team/a", needs=(Need("CPU", "", 1, 1),)),)), (False, False, False)),
+        (
+            Plan(clusters=(ClusterPlan("team/a", needs=(Need(what="CPU", unit="", needed=1, free=1),)),)),
+            (False, False, False),
+        ),
     ],
 )
 def test_a_plan_says_whether_anything_happens_and_whether_it_can(plan: Plan, expected: tuple[bool, bool, bool]) -> None:

@@ -11,7 +11,7 @@ from reconciler.cluster.evacuation.targets import (
     describe_bound_claims,
     describe_local_disks,
     describe_missing_cpu_manager,
-    obstacle,
+    describe_obstacle,
 )
 from reconciler.machine.placement import REQUIRED
 
@@ -184,7 +184,7 @@ HERE, OTHER = host("h0", gpus=1), host("h1", gpus=1)
     ],
 )
 def test_obstacle(leaving: Obj, hosts: list[Obj], instances: list[Obj], part: str) -> None:
-    reason = obstacle(leaving, "h0", hosts, instances)
+    reason = describe_obstacle(leaving, "h0", hosts, instances)
     assert part in reason
     assert bool(reason) is bool(part)
 

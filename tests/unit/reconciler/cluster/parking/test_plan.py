@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.cluster.parking.plan import HALTED, Action, ParkedNode, ParkedVm, Seen, Step, next_step
+from reconciler.cluster.parking.plan import HALTED, Action, ClusterState, ParkedNode, ParkedVm, Step, next_step
 
 pytestmark = pytest.mark.unit
 
@@ -64,39 +64,42 @@ class World:
             return False
         return serving and 2 * sum(machine.run is not None for machine in stores) > len(stores)
 
-    def seen(self) -> Seen:
+    def state(self) -> ClusterState:
         vms = tuple(
             ParkedVm(
-                name,
-                machine.control_plane,
-                machine.strategy,
-                machine.former,
-                machine.run is not None,
-                idle=machine.off and machine.strategy != HALTED,
-                serves=machine.serves,
+                name=name,
+                is_control_plane=machine.control_plane,
+                strategy=machine.strategy,
+                saved_strategy=machine.former,
+                has_instance=machine.run is not None,
+                is_idle=machine.off and machine.strategy != HALTED,
+                serves_api=machine.serves,
             )
             for name, machine in self.machines.items()
         )
         nodes = tuple(self._node(name, machine) for name, machine in self.machines.items())
         running = [m for m in self.machines.values() if not (m.control_plane or m.off or m.strategy == HALTED)]
-        return Seen(
-            self.wanted,
-            self.begun,
-            self.paused,
+        return ClusterState(
+            is_wanted=self.wanted,
+            has_begun=self.begun,
+            is_paused=self.paused,
             vms=vms,
-            last=self.last,
+            last_to_stop=self.last,
             nodes=nodes if self.api else None,
             pods=sum(machine.pods for machine in running),
-            drained=self.waited > 20,
-            attached=("disk",) if self.volumes_held else (),
-            tunnelled=bool(self.agent),
+            is_drain_over=self.waited > 20,
+            attached_volumes=("disk",) if self.volumes_held else (),
+            is_tunnelled=bool(self.agent),
         )
 
     def _node(self, name: str, machine: Machine) -> ParkedNode:
-        # Reports of the time before are no reports.
-        is_ready = machine.run is not None and machine.reported == machine.run
-        same_run = machine.run is None or machine.mark == machine.run
-        return ParkedNode(name, marked=same_run, held=machine.mark is not None, ready=is_ready)
+        return ParkedNode(
+            name=name,
+            is_marked=machine.run is None or machine.mark == machine.run,
+            has_record=machine.mark is not None,
+            # Reports of the time before are no reports.
+            is_ready=machine.run is not None and machine.reported == machine.run,
+        )
 
     def pass_time(self) -> None:
         self.waited += 1
@@ -162,7 +165,7 @@ class World:
     def advance(self, writes: int) -> bool:
         """Run until a wait, or until that many writes were made; answers whether nothing is left to do."""
         for _ in range(MOST_STEPS):
-            step = next_step(self.seen())
+            step = next_step(self.state())
             if step.action in (Action.STAY, Action.NOTHING):
                 return True
             if step.action is Action.WAIT:
@@ -261,49 +264,49 @@ def test_control_plane_machines_start_before_workers(world: World) -> None:
     assert world.log[-1] == "FINISH the Cluster"
 
 
-VM = ParkedVm("c0", True, STRATEGY, runs=True)
-WORKER = ParkedVm("w0", False, STRATEGY, runs=True)
-PARKING = Seen(True, True, True, vms=(VM, WORKER), last="c0")
-RESUMING = replace(PARKING, wanted=False)
-LOST = ParkedNode("w0", marked=False, held=True, ready=False)
-MUTE = ParkedNode("w0", marked=False, held=False, ready=True, refused=True)
-READY = ParkedNode("c0", marked=False, held=True, ready=True)
+VM = ParkedVm(name="c0", is_control_plane=True, strategy=STRATEGY, has_instance=True)
+WORKER = ParkedVm(name="w0", is_control_plane=False, strategy=STRATEGY, has_instance=True)
+PARKING = ClusterState(is_wanted=True, has_begun=True, is_paused=True, vms=(VM, WORKER), last_to_stop="c0")
+RESUMING = replace(PARKING, is_wanted=False)
+LOST = ParkedNode(name="w0", is_marked=False, has_record=True, is_ready=False)
+MUTE = ParkedNode(name="w0", is_marked=False, has_record=False, is_ready=True, was_refused=True)
+READY = ParkedNode(name="c0", is_marked=False, has_record=True, is_ready=True)
 
 
 @pytest.mark.parametrize(
-    ("seen", "action"),
+    ("state", "action"),
     [
         # A user has ended the pause of a parked cluster: its health checks would replace it.
-        (replace(PARKING, paused=False), Action.PAUSE),
+        (replace(PARKING, is_paused=False), Action.PAUSE),
         # A dead API and Pods that budgets keep delay it for a bounded time.
         (replace(PARKING, nodes=None), Action.WAIT),
-        (replace(PARKING, nodes=None, drained=True), Action.STOP),
+        (replace(PARKING, nodes=None, is_drain_over=True), Action.STOP),
         (replace(PARKING, pods=2), Action.EVICT),
-        (replace(PARKING, pods=2, drained=True), Action.STOP),
+        (replace(PARKING, pods=2, is_drain_over=True), Action.STOP),
         # The same for Nodes that a webhook keeps as they are.
         (replace(PARKING, nodes=(MUTE,)), Action.MARK),
-        (replace(PARKING, nodes=(MUTE,), drained=True), Action.STOP),
-        (replace(PARKING, nodes=(replace(MUTE, refused=False),), drained=True), Action.MARK),
+        (replace(PARKING, nodes=(MUTE,), is_drain_over=True), Action.STOP),
+        (replace(PARKING, nodes=(replace(MUTE, was_refused=False),), is_drain_over=True), Action.MARK),
         # Without workers, too.
         (replace(PARKING, vms=(VM,), nodes=(replace(MUTE, name="c0"),)), Action.MARK),
         (replace(PARKING, vms=(VM,), nodes=None), Action.WAIT),
-        (replace(PARKING, vms=(VM,), nodes=None, drained=True), Action.STOP),
+        (replace(PARKING, vms=(VM,), nodes=None, is_drain_over=True), Action.STOP),
         # The other way round, a Node that does not come back holds up everything.
         (replace(RESUMING, nodes=None), Action.WAIT),
-        (replace(RESUMING, nodes=(replace(READY, held=False), LOST)), Action.WAIT),
+        (replace(RESUMING, nodes=(replace(READY, has_record=False), LOST)), Action.WAIT),
         # Those that came back are of use meanwhile.
         (replace(RESUMING, nodes=(READY, LOST)), Action.RELEASE),
         # A user who has ended the pause wants it replaced, and those that came back uncordoned.
-        (replace(RESUMING, nodes=(READY, LOST), paused=False), Action.RELEASE),
+        (replace(RESUMING, nodes=(READY, LOST), is_paused=False), Action.RELEASE),
         # Until then, nothing else would uncordon it.
-        (replace(RESUMING, nodes=(LOST,), paused=False), Action.WAIT),
-        (replace(RESUMING, nodes=None, paused=False), Action.WAIT),
-        (replace(RESUMING, vms=(VM,), nodes=(replace(READY, held=False),), paused=False), Action.FINISH),
+        (replace(RESUMING, nodes=(LOST,), is_paused=False), Action.WAIT),
+        (replace(RESUMING, nodes=None, is_paused=False), Action.WAIT),
+        (replace(RESUMING, vms=(VM,), nodes=(replace(READY, has_record=False),), is_paused=False), Action.FINISH),
         # The deletion of a parked cluster needs no VM to run, and controllers that act.
-        (replace(PARKING, deleted=True), Action.FINISH),
-        (replace(PARKING, deleted=True, begun=False), Action.NOTHING),
-        (Seen(False, False, False), Action.NOTHING),
+        (replace(PARKING, is_deleted=True), Action.FINISH),
+        (replace(PARKING, is_deleted=True, has_begun=False), Action.NOTHING),
+        (ClusterState(is_wanted=False, has_begun=False, is_paused=False), Action.NOTHING),
     ],
 )
-def test_step(seen: Seen, action: Action) -> None:
-    assert next_step(seen).action is action
+def test_step(state: ClusterState, action: Action) -> None:
+    assert next_step(state).action is action
