@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from caphv.api import names
 from packager.git.folder import FILE_LIST, Folder, blob_id, file_list
@@ -330,13 +331,9 @@ def _clash(existing: Current | None, folder: Folder) -> str:
                 "it over"
             )
 
-    parents = {parent for path in folder.files for parent in _parents(path)}
+    parents = {str(parent) for path in folder.files for parent in PurePosixPath(path).parents}
     for path in sorted(existing.foreign):
-        if path in parents or any(parent in folder.files for parent in _parents(path)):
+        # Not by the parents of a foreign path, whose depth somebody else has chosen.
+        if path in parents or any(path.startswith(f"{own}/") for own in folder.files):
             return f"{path} was not written by caphv and blocks the path; move it away"
     return ""
-
-
-def _parents(path: str) -> Iterator[str]:
-    parts = path.split("/")
-    return ("/".join(parts[:end]) for end in range(1, len(parts)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,8 +41,8 @@ def check_waves(waves: Sequence[str]) -> tuple[str, ...]:
     # Numbers and percentages may repeat, because each is a wave of its own.
     problems += [
         f"{_format(wave)} is listed twice"
-        for wave in dict.fromkeys(waves)
-        if wave and not _is_share(wave) and waves.count(wave) > 1
+        for wave, count in Counter(waves).items()
+        if wave and not _is_share(wave) and count > 1
     ]
 
     if waves and waves[-1] != REST:
