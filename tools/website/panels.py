@@ -244,7 +244,8 @@ def _stacked(lines: Sequence[tuple[str, Points]]) -> list[tuple[str, Points]]:
 
 def _ticks(highest: float, limit: float | None, unit: str) -> list[float]:
     """Return the values of the vertical axis, from 0 to a round number above the highest one."""
-    top = float(limit) if limit is not None else highest or 1.0
+    # A third of the smallest floats is 0, which has no logarithm.
+    top = float(limit) if limit is not None else max(highest, 1e-9) if highest else 1.0
     base = 1024.0 if unit == "bytes" else 10.0
     exponent = math.floor(math.log(top / 3, base))
     factors = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
