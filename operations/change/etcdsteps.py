@@ -1,0 +1,391 @@
+"""Scripts that restore etcd of a cluster from a snapshot, for the shell of each server: pure.
+
+The order is that of rancher/rke2-docs `docs/datastore/backup_restore.md` and k3s-io/docs
+`docs/cli/etcd-snapshot.md` (August 2026), "Restoring Snapshots", "Multiple Servers", with these
+additions:
+
+- The service of RKE2 leaves the Pods of etcd and of the control plane running (`KillMode=process`).
+  They are ended, and their manifests removed, as `bundle/bin/rke2-killall.sh` of rancher/rke2 does
+  (August 2026), which rancher/rancher `pkg/capr/planner/etcdrestore.go` calls. That script also
+  unmounts and deletes, and those before v1.32 delete contents of disks.
+- The service is disabled until the server joins again: after a restart of its VM, two servers with
+  the old database would be a quorum of the old cluster.
+- Databases are set aside and not deleted, because the snapshots of a server are next to them.
+- A server refuses the reset while its configuration names a server to join (rancher/rke2#3178,
+  k3s-io/k3s#8488). One that joins again names the restored server, because the server that it
+  joined before may be stopped, or replaced long ago.
+
+Each script can be repeated, and does nothing where it was complete. A file or folder next to the
+database with the restore's id in its name says so.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+
+from caphv.api.clusterapi import RANCHER_CONTROL_PLANE
+from caphv.api.object import Obj, at
+from operations.change.changes import ChangeError
+from operations.read.etcdsnapshots import is_name, is_path
+from operations.status.model import Cluster, Machine
+
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
+_FOLDER = re.compile(r"(/[A-Za-z0-9_.-]+)+")
+# The unit of systemd in which the reset runs.
+_UNIT = "caphv-etcd-restore"
+_PODS = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "cloud-controller-manager",
+)
+
+# `main` is read whole before it runs, so that a broken connection cannot cut it, and no program
+# reads the rest of it. The tar archive of RKE2 is unpacked to the last folder of PATH where
+# /usr/local is read-only.
+_SCRIPT = """\
+main() {{
+set -eu
+export PATH="$PATH:/usr/local/bin:/opt/rke2/bin"
+db={data}/server/db
+config={config}
+service={service}
+restored="$db.restored-{id}"
+aside="$db.before-restore-{id}"
+fail() {{ echo "caphv: $*" >&2; exit 1; }}
+for tool in systemctl systemd-run flock pgrep pkill {program}; do
+  command -v "$tool" >/dev/null || fail "$tool is not installed: nothing was changed"
+done
+exec 9>/run/caphv-etcd-restore.lock
+flock -n 9 || fail "another step runs on this machine: wait for its end"
+! systemctl is-active --quiet {unit} ||
+  fail "a reset runs on this machine: wait for its end: journalctl -f -u {unit}"
+{body}
+}}
+main </dev/null"""
+
+# A reset renames the folder of etcd, which fails for a mount point.
+_CHECKS = """\
+test -d {data}/server/tls || fail "{data} is not the data folder of {program}: nothing was changed"
+for folder in "$db" "$db/etcd"; do
+  ! grep -qF " $(readlink -f "$folder") " /proc/self/mounts ||
+    fail "$folder is a mount point, and cannot be moved: restore it by hand"
+done
+! grep -Erqs "^[\\"' ]*server[\\"' ]*:" "$config.d" ||
+  fail "a file in $config.d names the server to join: move the line to $config"
+! grep -Eqs "^{variable}=" {environment} ||
+  fail "{variable} names the server to join: move it to $config, as server:"\
+"""
+
+_LISTENS = "grep -Eqs ':094[BC] [0-9A-F]+:[0-9A-F]+ 0A ' /proc/net/tcp /proc/net/tcp6"
+
+_STOP = """\
+if test -e "$restored" || test -e "$aside"; then echo "Done before."; exit 0; fi
+{checks}{file_check}
+systemctl disable --now "$service"
+{end_pods}
+! {listens} || fail "a process still listens on port 2379 or 2380: end it, and repeat this step"
+echo "The server is stopped."\
+"""
+
+_END_PODS = """\
+rm -f {manifests}
+count=0
+processes={processes}
+while pgrep -f "$processes" >/dev/null; do
+  count=$((count + 1))
+  test "$count" -le 60 || fail "Pods of the control plane do not end: repeat this step"
+  if test "$count" -le 30; then signal=TERM; else signal=KILL; fi
+  pkill "-$signal" -f "$processes" || true
+  sleep 1
+done\
+"""
+
+# A server that starts again and again is never "active".
+_IS_STOPPED = """\
+case "$(systemctl show --property=ActiveState --value "$service")" in
+  inactive | failed) ;;
+  *) fail "the server is not stopped: repeat the step that stops it" ;;
+esac
+! {listens} || fail "etcd runs on this machine: repeat the step that stops it"\
+"""
+
+# The unit has the environment of the service, for example a proxy. Its log is in the journal.
+_RESTORE = """\
+if ! test -e "$restored"; then
+{is_stopped}
+{checks}{file_check}
+sed -i 's/^server:/#server:/' "$config"
+systemd-run --quiet --wait --collect --unit={unit} -p KillMode=process \\
+  -p Delegate=yes -p LimitNOFILE=1048576 {environment_files} \\
+  "$(command -v {program})" server --cluster-reset {source} ||
+  fail "the reset failed, and the server stays stopped: journalctl -u {unit}"
+test -d "$db/etcd/member" || fail "the reset left no database in $db/etcd"
+touch "$restored"
+fi
+{start}\
+"""
+
+_JOIN = """\
+if ! test -e "$aside"; then
+{is_stopped}
+{checks}
+if test -e "$db"; then mv "$db" "$aside"; else mkdir "$aside"; fi
+fi
+grep -qx 'server: {url}' "$config" ||
+  sed -i -e 's/^server:/#server:/' -e '$a\\server: {url}' "$config"
+{start}\
+"""
+
+_START = """\
+systemctl enable "$service"
+timeout 900 systemctl start "$service" ||
+  fail "the server does not start: journalctl -u $service; then repeat this step"
+echo "The server runs."\
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What differs between RKE2 and K3s on a server."""
+
+    program: str
+    service: str
+    data: str
+    join_port: int
+
+    @property
+    def config(self) -> str:
+        """The file of configuration that the bootstrap provider writes."""
+        return f"/etc/rancher/{self.program}/config.yaml"
+
+    @property
+    def environment(self) -> tuple[str, ...]:
+        """The files of environment variables of the service, as its unit names them."""
+        own = f"/etc/systemd/system/{self.service}.service.env"
+        if self.program == "rke2":
+            own = f"/usr/local/lib/systemd/system/{self.service}.env"
+        return (f"/etc/default/{self.service}", f"/etc/sysconfig/{self.service}", own)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A script for root's shell on one machine, empty for one that cannot be reached.
+
+    `user` is empty if it is unknown.
+    """
+
+    title: str
+    machine: str
+    user: str
+    address: str
+    script: str
+
+    @property
+    def login(self) -> str:
+        """`user@address`, or the address alone; empty without one."""
+        return "@".join(filter(None, (self.user, self.address))) if self.address else ""
+
+
+def distribution_of(cluster: Obj, control_plane: Obj | None) -> Distribution:
+    """Return the distribution of a cluster.
+
+    Raises `ChangeError` for one without snapshots, and if the place of the database is unknown.
+
+    :param cluster: the Cluster
+    :param control_plane: its control plane object, None if the user may not read it
+    """
+    kind = str(at(cluster, "spec", "controlPlaneRef", "kind") or "")
+    if kind == "KThreesControlPlane":
+        return Distribution("k3s", "k3s", "/var/lib/rancher/k3s", 6443)
+    if kind == RANCHER_CONTROL_PLANE:
+        raise ChangeError(["Rancher provisions the cluster: restore the snapshot there"])
+    if kind != "RKE2ControlPlane":
+        raise ChangeError([f"{kind or 'the control plane'} takes no snapshots: RKE2 and K3s do"])
+    if control_plane is None:
+        raise ChangeError(
+            [
+                "the RKE2ControlPlane, which names the folder of the database, cannot be read: ask "
+                "for the right to get and list rke2controlplanes"
+            ]
+        )
+
+    data = at(control_plane, "spec", "agentConfig", "dataDir") or "/var/lib/rancher/rke2"
+    if not (isinstance(data, str) and is_path(data) and _FOLDER.fullmatch(data)):
+        raise ChangeError(
+            [
+                f"spec.agentConfig.dataDir {data!r} of the RKE2ControlPlane is no absolute path of "
+                "letters, digits and _.-/: restore by hand"
+            ]
+        )
+    return Distribution("rke2", "rke2-server", data, 9345)
+
+
+def address_of(machine: Machine) -> str:
+    """Return the first IP address of a machine; empty if it has none."""
+    for address in machine.addresses:
+        try:
+            ip = ip_address(address)
+        except ValueError:
+            continue
+        if not ip.is_link_local:
+            return str(ip)
+    return ""
+
+
+def control_planes(cluster: Cluster) -> list[Machine]:
+    """Return all control plane machines, those that are being deleted included."""
+    return [machine for machine in cluster.machines if machine.control_plane]
+
+
+def steps(
+    cluster: Cluster,
+    distribution: Distribution,
+    snapshot: str,
+    machine: str,
+    users: Mapping[str, str],
+    *,
+    identity: str,
+    s3: bool,
+) -> tuple[Step, ...]:
+    """Return the scripts in order, for each server.
+
+    Raises `ChangeError` unless the machine exists, stays, and has an address: without a restored
+    server, the others would only lose their databases.
+
+    :param cluster: the cluster
+    :param distribution: RKE2 or K3s
+    :param snapshot: the name in the S3 store, or a path on the machine
+    :param machine: the Machine to restore on
+    :param users: the user for SSH by name of the HarvesterMachine
+    :param identity: the id of this restore, hexadecimal
+    :param s3: whether the snapshot is in the store
+    """
+    if not (is_name(snapshot) if s3 else is_path(snapshot)):
+        raise ChangeError([f"{snapshot!r} is no {'name' if s3 else 'absolute path'} of a file"])
+    servers = control_planes(cluster)
+    target = next((server for server in servers if server.name == machine), None)
+    problem = _problem_of(target)
+    if target is None or problem:
+        raise ChangeError(
+            [
+                f"Machine {machine} {problem}: no snapshot can be restored on it. End this restore "
+                "with --finish --force if it has begun, then begin again with another --on"
+            ]
+        )
+
+    # A server with a store would look for a file there.
+    source = f"--cluster-reset-restore-path={shlex.quote(snapshot)}"
+    file_check = ""
+    if not s3:
+        source = f"--etcd-s3=false {source}"
+        file_check = f"\ntest -s {shlex.quote(snapshot)} || fail 'the snapshot is not there'"
+
+    scripts = _Scripts(distribution, identity)
+    others = [server for server in servers if server is not target]
+    result = [_step(_stop_title(target), target, users, scripts.stop(file_check))]
+    # Those that are being deleted run until then, and would be a quorum of the old cluster.
+    result += [_step(_stop_title(server), server, users, scripts.stop("")) for server in others]
+    title = "Restore the snapshot, and start the server"
+    result.append(_step(title, target, users, scripts.restore(source, file_check)))
+    join = scripts.join(address_of(target))
+    result += [
+        _step("Set the old database aside, and join the restored server", server, users, join)
+        for server in others
+        if address_of(server) and not server.deleting
+    ]
+    return tuple(result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scripts:
+    """The scripts of one restore."""
+
+    distribution: Distribution
+    id: str
+
+    def stop(self, file_check: str) -> str:
+        # K3s has no Pods of them, but runs all in its own process.
+        end_pods = self._end_pods() if self.distribution.program == "rke2" else ""
+        body = _STOP.format(
+            checks=self._checks(), file_check=file_check, end_pods=end_pods, listens=_LISTENS
+        )
+        return self._script(body)
+
+    def _end_pods(self) -> str:
+        data = self.distribution.data
+        # Without kubelet and containerd, nothing starts the Pods again.
+        names = "|".join((*_PODS, "kubelet", "containerd"))
+        pattern = f"^([^ ]*/)?({names}) .*{re.escape(data)}/(server|agent)/"
+        manifests = (f"{data}/agent/pod-manifests/{name}.yaml" for name in _PODS)
+        return _END_PODS.format(manifests=" ".join(manifests), processes=shlex.quote(pattern))
+
+    def restore(self, source: str, file_check: str) -> str:
+        files = self.distribution.environment
+        body = _RESTORE.format(
+            is_stopped=_IS_STOPPED.format(listens=_LISTENS),
+            checks=self._checks(),
+            file_check=file_check,
+            environment_files=" ".join(f"-p EnvironmentFile=-{file}" for file in files),
+            program=self.distribution.program,
+            source=source,
+            unit=_UNIT,
+            start=_START,
+        )
+        return self._script(body)
+
+    def join(self, address: str) -> str:
+        host = f"[{address}]" if isinstance(ip_address(address), IPv6Address) else address
+        body = _JOIN.format(
+            is_stopped=_IS_STOPPED.format(listens=_LISTENS),
+            checks=self._checks(),
+            url=f"https://{host}:{self.distribution.join_port}",
+            start=_START,
+        )
+        return self._script(body)
+
+    def _checks(self) -> str:
+        program = self.distribution.program
+        return _CHECKS.format(
+            data=self.distribution.data,
+            program=program,
+            variable=f"{program.upper()}_URL",
+            environment=" ".join(self.distribution.environment),
+        )
+
+    def _script(self, body: str) -> str:
+        return _SCRIPT.format(
+            data=self.distribution.data,
+            config=self.distribution.config,
+            service=self.distribution.service,
+            program=self.distribution.program,
+            id=self.id,
+            unit=_UNIT,
+            body=body,
+        )
+
+
+def _problem_of(target: Machine | None) -> str:
+    if target is None:
+        return "does not exist"
+    if target.deleting:
+        return "is being deleted"
+    return "" if address_of(target) else "has no address"
+
+
+def _stop_title(server: Machine) -> str:
+    if not address_of(server):
+        return "Shut its VM down in Harvester, and leave it off"
+    return "Stop the server, which is being deleted" if server.deleting else "Stop the server"
+
+
+def _step(title: str, machine: Machine, users: Mapping[str, str], script: str) -> Step:
+    user, address = users.get(machine.infrastructure or machine.name, ""), address_of(machine)
+    if not _USER.fullmatch(user):
+        user = ""
+    return Step(title, machine.name, user, address, script if address else "")
