@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from caphv.api import remedies
@@ -25,7 +26,7 @@ def show(cluster: Key, steps: Sequence[Step]) -> None:
         out.print(Text.assemble(title, f": Machine {step.machine}"), soft_wrap=True)
         if not step.script:
             continue
-        out.print(Text(f"ssh {step.login} sudo sh -s <<'CAPHV'"), soft_wrap=True)
+        out.print(Text(f"ssh {shlex.quote(step.login)} sudo sh -s <<'CAPHV'"), soft_wrap=True)
         for line in step.script.splitlines():
             out.print(Text(line), soft_wrap=True)
         out.print(Text("CAPHV"))

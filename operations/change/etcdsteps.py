@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
 
+from caphv.api import interfaceaddresses
 from caphv.api.clusterapi import RANCHER_CONTROL_PLANE
 from caphv.api.object import Obj, at
 from operations.change.changes import ChangeError
@@ -35,8 +35,6 @@ from operations.status.model import Cluster, Machine
 
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 _FOLDER = re.compile(r"(/[A-Za-z0-9_.-]+)+")
-# The unit of systemd in which the reset runs.
-_UNIT = "caphv-etcd-restore"
 _PODS = (
     "etcd",
     "kube-apiserver",
@@ -46,64 +44,68 @@ _PODS = (
 )
 
 # `main` is read whole before it runs, so that a broken connection cannot cut it, and no program
-# reads the rest of it. The tar archive of RKE2 is unpacked to the last folder of PATH where
-# /usr/local is read-only.
-_SCRIPT = """\
-main() {{
-set -eu
+# reads the rest of it. The variables are the only part that differs between machines.
+_HEAD = "main() {\nset -eu\n"
+_FOOT = "}\nmain </dev/null"
+
+# The tar archive of RKE2 is unpacked to the last folder of PATH where /usr/local is read-only.
+_SETUP = """\
 export PATH="$PATH:/usr/local/bin:/opt/rke2/bin"
-db={data}/server/db
-config={config}
-service={service}
-restored="$db.restored-{id}"
-aside="$db.before-restore-{id}"
-fail() {{ echo "caphv: $*" >&2; exit 1; }}
-for tool in systemctl systemd-run flock pgrep pkill {program}; do
+db="$data/server/db"
+restored="$db.restored-$id"
+aside="$db.before-restore-$id"
+fail() { echo "caphv: $*" >&2; exit 1; }
+for tool in systemctl systemd-run flock pgrep pkill "$program"; do
   command -v "$tool" >/dev/null || fail "$tool is not installed: nothing was changed"
 done
 exec 9>/run/caphv-etcd-restore.lock
 flock -n 9 || fail "another step runs on this machine: wait for its end"
-! systemctl is-active --quiet {unit} ||
-  fail "a reset runs on this machine: wait for its end: journalctl -f -u {unit}"
-{body}
-}}
-main </dev/null"""
+! systemctl is-active --quiet caphv-etcd-restore ||
+  fail "a reset runs on this machine: wait for its end: journalctl -f -u caphv-etcd-restore"
+"""
 
 # A reset renames the folder of etcd, which fails for a mount point.
 _CHECKS = """\
-test -d {data}/server/tls || fail "{data} is not the data folder of {program}: nothing was changed"
+test -d "$data/server/tls" ||
+  fail "$data is not the data folder of $program: nothing was changed"
 for folder in "$db" "$db/etcd"; do
   ! grep -qF " $(readlink -f "$folder") " /proc/self/mounts ||
     fail "$folder is a mount point, and cannot be moved: restore it by hand"
 done
 ! grep -Erqs "^[\\"' ]*server[\\"' ]*:" "$config.d" ||
   fail "a file in $config.d names the server to join: move the line to $config"
-! grep -Eqs "^{variable}=" {environment} ||
-  fail "{variable} names the server to join: move it to $config, as server:"\
+! grep -Eqs "^$url_variable=" $environment ||
+  fail "$url_variable names the server to join: move it to $config, as server:"
 """
 
-_LISTENS = "grep -Eqs ':094[BC] [0-9A-F]+:[0-9A-F]+ 0A ' /proc/net/tcp /proc/net/tcp6"
+_CHECK_FILE = """\
+test -n "$s3" || test -s "$snapshot" || fail "the snapshot is not there: nothing was changed"
+"""
+
+_IS_DONE = """\
+if test -e "$restored" || test -e "$aside"; then echo "Done before."; exit 0; fi
+"""
 
 _STOP = """\
-if test -e "$restored" || test -e "$aside"; then echo "Done before."; exit 0; fi
-{checks}{file_check}
 systemctl disable --now "$service"
-{end_pods}
-! {listens} || fail "a process still listens on port 2379 or 2380: end it, and repeat this step"
-echo "The server is stopped."\
 """
 
 _END_PODS = """\
-rm -f {manifests}
+rm -f $manifests
 count=0
-processes={processes}
 while pgrep -f "$processes" >/dev/null; do
   count=$((count + 1))
   test "$count" -le 60 || fail "Pods of the control plane do not end: repeat this step"
   if test "$count" -le 30; then signal=TERM; else signal=KILL; fi
   pkill "-$signal" -f "$processes" || true
   sleep 1
-done\
+done
+"""
+
+_ETCD_ENDS = """\
+! grep -Eqs ':094[BC] [0-9A-F]+:[0-9A-F]+ 0A ' /proc/net/tcp /proc/net/tcp6 ||
+  fail "a process still listens on port 2379 or 2380: end it, and repeat this step"
+echo "The server is stopped."
 """
 
 # A server that starts again and again is never "active".
@@ -112,41 +114,39 @@ case "$(systemctl show --property=ActiveState --value "$service")" in
   inactive | failed) ;;
   *) fail "the server is not stopped: repeat the step that stops it" ;;
 esac
-! {listens} || fail "etcd runs on this machine: repeat the step that stops it"\
+! grep -Eqs ':094[BC] [0-9A-F]+:[0-9A-F]+ 0A ' /proc/net/tcp /proc/net/tcp6 ||
+  fail "etcd runs on this machine: repeat the step that stops it"
 """
 
 # The unit has the environment of the service, for example a proxy. Its log is in the journal.
-_RESTORE = """\
-if ! test -e "$restored"; then
-{is_stopped}
-{checks}{file_check}
+_RESET = """\
 sed -i 's/^server:/#server:/' "$config"
-systemd-run --quiet --wait --collect --unit={unit} -p KillMode=process \\
-  -p Delegate=yes -p LimitNOFILE=1048576 {environment_files} \\
-  "$(command -v {program})" server --cluster-reset {source} ||
-  fail "the reset failed, and the server stays stopped: journalctl -u {unit}"
+set --
+for file in $environment; do set -- "$@" -p "EnvironmentFile=-$file"; done
+set -- "$@" "$(command -v "$program")" server --cluster-reset
+# A server with a store would look for a file there.
+test -n "$s3" || set -- "$@" --etcd-s3=false
+systemd-run --quiet --wait --collect --unit=caphv-etcd-restore -p KillMode=process \\
+  -p Delegate=yes -p LimitNOFILE=1048576 "$@" "--cluster-reset-restore-path=$snapshot" ||
+  fail "the reset failed, and the server stays stopped: journalctl -u caphv-etcd-restore"
 test -d "$db/etcd/member" || fail "the reset left no database in $db/etcd"
 touch "$restored"
-fi
-{start}\
 """
 
-_JOIN = """\
-if ! test -e "$aside"; then
-{is_stopped}
-{checks}
+_SET_ASIDE = """\
 if test -e "$db"; then mv "$db" "$aside"; else mkdir "$aside"; fi
-fi
-grep -qx 'server: {url}' "$config" ||
-  sed -i -e 's/^server:/#server:/' -e '$a\\server: {url}' "$config"
-{start}\
+"""
+
+_NAME_SERVER = """\
+grep -qxF "server: $url" "$config" ||
+  sed -i -e 's/^server:/#server:/' -e "\\$a\\\\server: $url" "$config"
 """
 
 _START = """\
 systemctl enable "$service"
 timeout 900 systemctl start "$service" ||
   fail "the server does not start: journalctl -u $service; then repeat this step"
-echo "The server runs."\
+echo "The server runs."
 """
 
 
@@ -167,10 +167,10 @@ class Distribution:
     @property
     def environment(self) -> tuple[str, ...]:
         """The files of environment variables of the service, as its unit names them."""
-        own = f"/etc/systemd/system/{self.service}.service.env"
+        file = f"/etc/systemd/system/{self.service}.service.env"
         if self.program == "rke2":
-            own = f"/usr/local/lib/systemd/system/{self.service}.env"
-        return (f"/etc/default/{self.service}", f"/etc/sysconfig/{self.service}", own)
+            file = f"/usr/local/lib/systemd/system/{self.service}.env"
+        return (f"/etc/default/{self.service}", f"/etc/sysconfig/{self.service}", file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +227,16 @@ def distribution_of(cluster: Obj, control_plane: Obj | None) -> Distribution:
 
 
 def address_of(machine: Machine) -> str:
-    """Return the first IP address of a machine; empty if it has none."""
-    for address in machine.addresses:
-        try:
-            ip = ip_address(address)
-        except ValueError:
+    """Return the first IP address at which a machine can be reached; empty if it has none.
+
+    The machine itself reports its addresses. They become part of commands for other machines.
+    """
+    for text in machine.addresses:
+        address = interfaceaddresses.address_of(text)
+        if address is None or address.is_link_local or address.is_loopback:
             continue
-        if not ip.is_link_local:
-            return str(ip)
+        if interfaceaddresses.is_host(address):
+            return str(address)
     return ""
 
 
@@ -279,20 +281,16 @@ def steps(
             ]
         )
 
-    # A server with a store would look for a file there.
-    source = f"--cluster-reset-restore-path={shlex.quote(snapshot)}"
-    file_check = ""
-    if not s3:
-        source = f"--etcd-s3=false {source}"
-        file_check = f"\ntest -s {shlex.quote(snapshot)} || fail 'the snapshot is not there'"
+    if problems := list(_shared_addresses(servers)):
+        raise ChangeError(problems)
 
-    scripts = _Scripts(distribution, identity)
+    scripts = _Scripts(distribution, identity, snapshot, s3)
     others = [server for server in servers if server is not target]
-    result = [_step(_stop_title(target), target, users, scripts.stop(file_check))]
+    result = [_step(_stop_title(target), target, users, scripts.stop(is_target=True))]
     # Those that are being deleted run until then, and would be a quorum of the old cluster.
-    result += [_step(_stop_title(server), server, users, scripts.stop("")) for server in others]
+    result += [_step(_stop_title(server), server, users, scripts.stop()) for server in others]
     title = "Restore the snapshot, and start the server"
-    result.append(_step(title, target, users, scripts.restore(source, file_check)))
+    result.append(_step(title, target, users, scripts.restore()))
     join = scripts.join(address_of(target))
     result += [
         _step("Set the old database aside, and join the restored server", server, users, join)
@@ -308,66 +306,65 @@ class _Scripts:
 
     distribution: Distribution
     id: str
+    snapshot: str
+    s3: bool
 
-    def stop(self, file_check: str) -> str:
+    def stop(self, *, is_target: bool = False) -> str:
+        parts = [_IS_DONE, _CHECKS, _CHECK_FILE if is_target else "", _STOP]
         # K3s has no Pods of them, but runs all in its own process.
-        end_pods = self._end_pods() if self.distribution.program == "rke2" else ""
-        body = _STOP.format(
-            checks=self._checks(), file_check=file_check, end_pods=end_pods, listens=_LISTENS
-        )
-        return self._script(body)
+        if self.distribution.program == "rke2":
+            parts.append(_END_PODS)
+        return self._script(*parts, _ETCD_ENDS)
 
-    def _end_pods(self) -> str:
-        data = self.distribution.data
-        # Without kubelet and containerd, nothing starts the Pods again.
-        names = "|".join((*_PODS, "kubelet", "containerd"))
-        pattern = f"^([^ ]*/)?({names}) .*{re.escape(data)}/(server|agent)/"
-        manifests = (f"{data}/agent/pod-manifests/{name}.yaml" for name in _PODS)
-        return _END_PODS.format(manifests=" ".join(manifests), processes=shlex.quote(pattern))
-
-    def restore(self, source: str, file_check: str) -> str:
-        files = self.distribution.environment
-        body = _RESTORE.format(
-            is_stopped=_IS_STOPPED.format(listens=_LISTENS),
-            checks=self._checks(),
-            file_check=file_check,
-            environment_files=" ".join(f"-p EnvironmentFile=-{file}" for file in files),
-            program=self.distribution.program,
-            source=source,
-            unit=_UNIT,
-            start=_START,
-        )
-        return self._script(body)
+    def restore(self) -> str:
+        once = (_IS_STOPPED, _CHECKS, _CHECK_FILE, _RESET)
+        return self._script('if ! test -e "$restored"; then\n', *once, "fi\n", _START)
 
     def join(self, address: str) -> str:
-        host = f"[{address}]" if isinstance(ip_address(address), IPv6Address) else address
-        body = _JOIN.format(
-            is_stopped=_IS_STOPPED.format(listens=_LISTENS),
-            checks=self._checks(),
-            url=f"https://{host}:{self.distribution.join_port}",
-            start=_START,
-        )
-        return self._script(body)
+        host = f"[{address}]" if ":" in address else address
+        url = f"https://{host}:{self.distribution.join_port}"
+        once = (_IS_STOPPED, _CHECKS, _SET_ASIDE)
+        condition = 'if ! test -e "$aside"; then\n'
+        return self._script(condition, *once, "fi\n", _NAME_SERVER, _START, url=url)
 
-    def _checks(self) -> str:
-        program = self.distribution.program
-        return _CHECKS.format(
-            data=self.distribution.data,
-            program=program,
-            variable=f"{program.upper()}_URL",
-            environment=" ".join(self.distribution.environment),
+    def _script(self, *parts: str, **variables: str) -> str:
+        """Return a script of parts, after the variables that they use."""
+        data = self.distribution.data
+        # Without kubelet and containerd, nothing starts the Pods again.
+        programs = "|".join((*_PODS, "kubelet", "containerd"))
+        variables |= {
+            "id": self.id,
+            "program": self.distribution.program,
+            "service": self.distribution.service,
+            "data": data,
+            "config": self.distribution.config,
+            "environment": " ".join(self.distribution.environment),
+            "url_variable": f"{self.distribution.program.upper()}_URL",
+            "snapshot": self.snapshot,
+            "s3": "yes" if self.s3 else "",
+            "processes": f"^([^ ]*/)?({programs}) .*{re.escape(data)}/(server|agent)/",
+            "manifests": " ".join(f"{data}/agent/pod-manifests/{name}.yaml" for name in _PODS),
+        }
+        body = "".join(parts)
+        head = "".join(
+            f"{name}={shlex.quote(value)}\n"
+            for name, value in variables.items()
+            if f"${name}" in body + _SETUP
         )
+        return _HEAD + head + _SETUP + body + _FOOT
 
-    def _script(self, body: str) -> str:
-        return _SCRIPT.format(
-            data=self.distribution.data,
-            config=self.distribution.config,
-            service=self.distribution.service,
-            program=self.distribution.program,
-            id=self.id,
-            unit=_UNIT,
-            body=body,
-        )
+
+def _shared_addresses(servers: Sequence[Machine]) -> Iterator[str]:
+    """Yield the addresses of several machines, of which one would be taken for the other."""
+    machines: dict[str, list[str]] = {}
+    for server in servers:
+        machines.setdefault(address_of(server), []).append(server.name)
+    for address, names in machines.items():
+        if address and len(names) > 1:
+            yield (
+                f"Machines {' and '.join(names)} report address {address}: correct it in the guest "
+                "that must not have it, or delete that Machine"
+            )
 
 
 def _problem_of(target: Machine | None) -> str:

@@ -84,7 +84,7 @@ def test_a_restore_begins_continues_and_ends(servers: Servers) -> None:
 
     # Later, or on another computer.
     again = call(servers)
-    assert (again.exit_code, f"--cluster-reset-restore-path={NAME}" in again.stdout) == (0, True)
+    assert (again.exit_code, f"snapshot={NAME}" in again.stdout) == (0, True)
     assert call(servers, "other").exit_code == 2
 
     # Nothing was restored yet.

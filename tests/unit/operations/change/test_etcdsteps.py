@@ -139,14 +139,54 @@ def test_a_name_of_a_snapshot_cannot_act_as_a_command(name: str) -> None:
         restore = plan(Builder(), "cp-1", name)[1]
     except ChangeError:
         return
-    (reset,) = (line for line in restore.script.splitlines() if "--cluster-reset" in line)
-    assert shlex.split(reset)[-2:] == [f"--cluster-reset-restore-path={name}", "||"]
+    (line,) = (line for line in restore.script.splitlines() if line.startswith("snapshot="))
+    assert shlex.split(line) == [f"snapshot={name}"]
+
+
+@given(st.text() | st.text().map("fd00::1%{}".format))
+def test_an_address_cannot_act_as_a_command(text: str) -> None:
+    """It comes from the guest's agent, and other servers join it."""
+    builder = three()
+    builder.harvester_machines["cp-2"]["status"]["addresses"] = [{"type": "InternalIP", "address": text}]
+    try:
+        result = plan(builder)
+    except ChangeError:
+        return
+    (line,) = (line for line in result[4].script.splitlines() if line.startswith("url="))
+    assert set(shlex.split(line)[0].removeprefix("url=https:")) <= set("0123456789abcdef.:[]/")
+    assert set(result[3].address) <= set("0123456789abcdef.:")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.1.0.1", "::1", "0.0.0.0", "224.0.0.1", "fe80::1", "fd00::1%x"])
+def test_a_step_never_runs_on_another_computer(address: str) -> None:
+    """The address 127.0.0.1 is that of the user's own."""
+    builder = three()
+    builder.harvester_machines["cp-3"]["status"]["addresses"] = [{"type": "InternalIP", "address": address}]
+    assert (plan(builder)[2].address, plan(builder)[2].script) == ("", "")
+
+
+def test_two_machines_with_one_address_are_refused() -> None:
+    builder = three()
+    for name in ("cp-1", "cp-3"):
+        builder.harvester_machines[name]["status"]["addresses"] = [{"type": "InternalIP", "address": "10.0.0.9"}]
+    with pytest.raises(ChangeError, match=r"cp-1 and cp-3 report address 10\.0\.0\.9"):
+        plan(builder)
+
+
+def test_a_server_of_ipv6_is_named_once(tmp_path: Path) -> None:
+    builder, guest = three(), RestoreGuest(tmp_path, "server: https://gone:9345\n")
+    builder.harvester_machines["cp-2"]["status"]["addresses"] = [{"type": "InternalIP", "address": "fd00::1"}]
+    result = plan(builder, control_plane=guest.control_plane)
+    assert guest.run(result[1].script).returncode == 0
+    for _ in range(2):
+        assert guest.run(result[4].script).returncode == 0
+    assert guest.config.read_text() == "#server: https://gone:9345\nserver: https://[fd00::1]:9345\n"
 
 
 def test_an_address_of_ipv6_has_brackets() -> None:
     builder = three()
     builder.harvester_machines["cp-2"]["status"]["addresses"] = [{"type": "InternalIP", "address": "fd00::1"}]
-    assert "server: https://[fd00::1]:9345" in plan(builder)[4].script
+    assert "url='https://[fd00::1]:9345'" in plan(builder)[4].script
 
 
 @pytest.mark.parametrize("kind", ["RKE2ControlPlane", "KThreesControlPlane"])
