@@ -46,6 +46,7 @@ class _State:
     """A cluster as it is now.
 
     `snapshots` and `nodes` come from the workload cluster; `silence` says why they do not.
+    `authority` has the certificates of its CA, PEM; empty if its kubeconfig cannot be read.
     """
 
     parts: Parts
@@ -54,6 +55,7 @@ class _State:
     nodes: dict[str, bool]
     members: dict[str, str]
     silence: str
+    authority: str
 
 
 @click.command(
@@ -230,6 +232,7 @@ def _steps(state: _State, distribution: Distribution, restore: Restore) -> tuple
         users,
         identity=restore.id,
         s3=restore.s3,
+        authority=state.authority,
     )
 
 
@@ -350,6 +353,7 @@ async def _read(management: ManagementOptions, key: Key) -> _State:
 
     async with management_client(management) as client:
         answer = await ask(client, Query(key.namespace, frozenset({key})))
+        authority = await _read_authority(client, key)
     if hidden := unseen_machines(answer.objects):
         raise InputError(
             f"the machines of the cluster cannot be read: {'; '.join(map(str, hidden))}"
@@ -363,9 +367,24 @@ async def _read(management: ManagementOptions, key: Key) -> _State:
         async with workload_client(management, key) as client:
             nodes, members = await _read_nodes(client)
             snapshots = await _read_snapshots(client)
-            return _State(parts, cluster, snapshots, nodes, members, "")
+            return _State(parts, cluster, snapshots, nodes, members, "", authority)
     except (InputError, RequestError) as error:
-        return _State(parts, cluster, None, {}, {}, str(error) or "no answer")
+        silence = str(error) or "no answer"
+        return _State(parts, cluster, None, {}, {}, silence, authority)
+
+
+async def _read_authority(management: ApiClient, key: Key) -> str:
+    """Return the certificates of the workload cluster's CA, PEM; empty if they cannot be read."""
+    from caphv.api.object import Key
+    from caphv.runtime.errors import RequestError
+    from caphv.runtime.kubeconfig import KubeconfigError
+    from operations.read.accounts import read_kubeconfig
+
+    secret = Key(key.namespace, f"{key.name}-kubeconfig")
+    try:
+        return (await read_kubeconfig(management, secret, "value")).ca
+    except (RequestError, KubeconfigError):
+        return ""
 
 
 async def _read_nodes(client: ApiClient) -> tuple[dict[str, bool], dict[str, str]]:

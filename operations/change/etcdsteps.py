@@ -34,6 +34,7 @@ from operations.read.etcdsnapshots import is_name, is_path
 from operations.status.model import Cluster, Machine
 
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
+_SIGNATURE = re.compile(r"[A-Za-z0-9+/]{32,64}={0,2}")
 _FOLDER = re.compile(r"(/[A-Za-z0-9_.-]+)+")
 _PODS = (
     "etcd",
@@ -55,19 +56,26 @@ db="$data/server/db"
 restored="$db.restored-$id"
 aside="$db.before-restore-$id"
 fail() { echo "caphv: $*" >&2; exit 1; }
-for tool in systemctl systemd-run flock pgrep pkill "$program"; do
+for tool in systemctl systemd-run flock pgrep pkill uname tr "$program"; do
   command -v "$tool" >/dev/null || fail "$tool is not installed: nothing was changed"
 done
 exec 9>/run/caphv-etcd-restore.lock
+case "$(uname -n)" in
+  "$host" | "$host".* | "$node" | "$node".*) ;;
+  *) fail "this is $(uname -n), not $host: nothing was changed; correct the Machine's address" ;;
+esac
 flock -n 9 || fail "another step runs on this machine: wait for its end"
 ! systemctl is-active --quiet caphv-etcd-restore ||
   fail "a reset runs on this machine: wait for its end: journalctl -f -u caphv-etcd-restore"
 """
 
-# A reset renames the folder of etcd, which fails for a mount point.
+# `authority` is the end of the certificate of the cluster's CA, which contains the signature. A
+# reset renames the folder of etcd, which fails for a mount point.
 _CHECKS = """\
-test -d "$data/server/tls" ||
+test -s "$data/server/tls/server-ca.crt" ||
   fail "$data is not the data folder of $program: nothing was changed"
+tr -d '[:space:]' <"$data/server/tls/server-ca.crt" | grep -qF "$authority" ||
+  fail "this is a server of another cluster: nothing was changed; correct the Machine's address"
 for folder in "$db" "$db/etcd"; do
   ! grep -qF " $(readlink -f "$folder") " /proc/self/mounts ||
     fail "$folder is a mount point, and cannot be moved: restore it by hand"
@@ -254,6 +262,7 @@ def steps(
     *,
     identity: str,
     s3: bool,
+    authority: str,
 ) -> tuple[Step, ...]:
     """Return the scripts in order, for each server.
 
@@ -267,6 +276,7 @@ def steps(
     :param users: the user for SSH by name of the HarvesterMachine
     :param identity: the id of this restore, hexadecimal
     :param s3: whether the snapshot is in the store
+    :param authority: the certificates of the cluster's CA, PEM
     """
     if not (is_name(snapshot) if s3 else is_path(snapshot)):
         raise ChangeError([f"{snapshot!r} is no {'name' if s3 else 'absolute path'} of a file"])
@@ -284,16 +294,17 @@ def steps(
     if problems := list(_shared_addresses(servers)):
         raise ChangeError(problems)
 
-    scripts = _Scripts(distribution, identity, snapshot, s3)
+    scripts = _Scripts(distribution, identity, snapshot, s3, _signature(authority))
     others = [server for server in servers if server is not target]
-    result = [_step(_stop_title(target), target, users, scripts.stop(is_target=True))]
+    result = [_step(_stop_title(target), target, users, scripts.stop(target, is_target=True))]
     # Those that are being deleted run until then, and would be a quorum of the old cluster.
-    result += [_step(_stop_title(server), server, users, scripts.stop()) for server in others]
+    result += [_step(_stop_title(server), server, users, scripts.stop(server)) for server in others]
     title = "Restore the snapshot, and start the server"
-    result.append(_step(title, target, users, scripts.restore()))
-    join = scripts.join(address_of(target))
+    result.append(_step(title, target, users, scripts.restore(target)))
+    title = "Set the old database aside, and join the restored server"
+    address = address_of(target)
     result += [
-        _step("Set the old database aside, and join the restored server", server, users, join)
+        _step(title, server, users, scripts.join(server, address))
         for server in others
         if address_of(server) and not server.deleting
     ]
@@ -308,31 +319,37 @@ class _Scripts:
     id: str
     snapshot: str
     s3: bool
+    authority: str
 
-    def stop(self, *, is_target: bool = False) -> str:
+    def stop(self, server: Machine, *, is_target: bool = False) -> str:
         parts = [_IS_DONE, _CHECKS, _CHECK_FILE if is_target else "", _STOP]
         # K3s has no Pods of them, but runs all in its own process.
         if self.distribution.program == "rke2":
             parts.append(_END_PODS)
-        return self._script(*parts, _ETCD_ENDS)
+        return self._script(server, *parts, _ETCD_ENDS)
 
-    def restore(self) -> str:
+    def restore(self, server: Machine) -> str:
         once = (_IS_STOPPED, _CHECKS, _CHECK_FILE, _RESET)
-        return self._script('if ! test -e "$restored"; then\n', *once, "fi\n", _START)
+        return self._script(server, 'if ! test -e "$restored"; then\n', *once, "fi\n", _START)
 
-    def join(self, address: str) -> str:
+    def join(self, server: Machine, address: str) -> str:
         host = f"[{address}]" if ":" in address else address
         url = f"https://{host}:{self.distribution.join_port}"
         once = (_IS_STOPPED, _CHECKS, _SET_ASIDE)
         condition = 'if ! test -e "$aside"; then\n'
-        return self._script(condition, *once, "fi\n", _NAME_SERVER, _START, url=url)
+        return self._script(server, condition, *once, "fi\n", _NAME_SERVER, _START, url=url)
 
-    def _script(self, *parts: str, **variables: str) -> str:
+    def _script(self, server: Machine, *parts: str, **variables: str) -> str:
         """Return a script of parts, after the variables that they use."""
         data = self.distribution.data
         # Without kubelet and containerd, nothing starts the Pods again.
         programs = "|".join((*_PODS, "kubelet", "containerd"))
+        # cloud-init gives the guest the name of the VM, which is that of the HarvesterMachine.
+        host = server.infrastructure or server.name
         variables |= {
+            "host": host,
+            "node": server.node.name if server.node else host,
+            "authority": self.authority,
             "id": self.id,
             "program": self.distribution.program,
             "service": self.distribution.service,
@@ -352,6 +369,20 @@ class _Scripts:
             if f"${name}" in body + _SETUP
         )
         return _HEAD + head + _SETUP + body + _FOOT
+
+
+def _signature(authority: str) -> str:
+    """Return the end of the first certificate, base64. Raises `ChangeError` for none."""
+    certificate, end, _ = authority.partition("-----END CERTIFICATE-----")
+    text = "".join(certificate.rpartition("-----")[2].split())
+    if not (end and _SIGNATURE.fullmatch(text[-64:])):
+        raise ChangeError(
+            [
+                "the kubeconfig of the cluster has no CA, which proves that a machine belongs to "
+                "it: ask for the right to get its Secret, or restore by hand"
+            ]
+        )
+    return text[-64:]
 
 
 def _shared_addresses(servers: Sequence[Machine]) -> Iterator[str]:

@@ -15,8 +15,26 @@ from pathlib import Path
 from types import MappingProxyType
 
 from caphv.api.object import Obj
+from sandbox.processes import pki
 
-_TOOLS = ("sh", "sed", "grep", "mv", "cp", "mkdir", "touch", "readlink", "rm", "flock", "timeout", "basename", "cat")
+_TOOLS = (
+    "sh",
+    "sed",
+    "grep",
+    "mv",
+    "cp",
+    "mkdir",
+    "touch",
+    "readlink",
+    "rm",
+    "flock",
+    "timeout",
+    "basename",
+    "cat",
+    "tr",
+    "printf",
+)
+AUTHORITY = pki.CA.create("test").certificate.decode()
 _HEAD = """#!/bin/sh
 line="$(basename "$0") $*"
 echo "$line" >> "$STATE/log"
@@ -44,6 +62,7 @@ echo restored > "$DB/etcd/content"
     "pgrep": 'test -e "$STATE/pods"\n',
     "pkill": 'case "$line" in *"$MORTAL"*) rm -f "$STATE/pods";; esac\n',
     "sleep": "",
+    "uname": 'echo "$NODE_NAME"\n',
 }
 
 
@@ -56,9 +75,11 @@ class RestoreGuest:
         config: str = "token: x\n",
         program: str = "rke2",
         programs: Mapping[str, str] = MappingProxyType({}),
+        name: str = "cp-2",
     ) -> None:
         self.folder = folder
         self.program = program
+        self.name = name
         folder.mkdir(parents=True, exist_ok=True)
         self.config = folder / "config.yaml"
         self.config.write_text(config)
@@ -69,6 +90,8 @@ class RestoreGuest:
         for made in (self.state, self.database / "etcd" / "member", self.data / "server" / "tls", self.manifests):
             made.mkdir(parents=True)
         (self.database / "etcd" / "content").write_text("old\n")
+        self.authority = self.data / "server" / "tls" / "server-ca.crt"
+        self.authority.write_text(AUTHORITY)
         for name in ("etcd", "kube-apiserver", "own"):
             (self.manifests / f"{name}.yaml").touch()
         for name in ("enabled", "pods", "log"):
@@ -108,6 +131,7 @@ class RestoreGuest:
             "PATH": str(self.programs),
             "STATE": str(self.state),
             "DB": str(self.database),
+            "NODE_NAME": self.name,
             "BROKEN": broken,
             "MORTAL": mortal,
         }

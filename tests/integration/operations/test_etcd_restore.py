@@ -67,12 +67,14 @@ class Workload:
         programs = dict(PROGRAMS)
         for word, value in words.items():
             programs["systemctl"] = programs["systemctl"].replace(word, value)
-        self.server = RestoreGuest(folder / "cp-1", programs=programs)
-        self.other = RestoreGuest(folder / "cp-2")
+        self.server = RestoreGuest(folder / "cp-1", programs=programs, name="cp-1")
+        self.other = RestoreGuest(folder / "cp-2", name="cp-2")
         shutil.rmtree(self.server.database / "etcd")
         self.api = ApiServer(self.folder, "workload")
 
     async def start(self) -> None:
+        for guest in (self.server, self.other):
+            guest.authority.write_bytes(self.api.ca.certificate)
         assert self.server.run("systemctl start rke2-server").returncode == 0
         await self.api.start()
 

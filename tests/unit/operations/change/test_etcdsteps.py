@@ -14,8 +14,9 @@ from caphv.api.object import Key, Obj
 from operations.change.changes import ChangeError
 from operations.change.clusterparts import cluster_and_parts
 from operations.change.etcdsteps import Distribution, Step, distribution_of, steps
+from sandbox.processes import pki
 from tests.support.clusters import Builder
-from tests.support.restoreguest import RestoreGuest
+from tests.support.restoreguest import AUTHORITY, RestoreGuest
 
 pytestmark = pytest.mark.unit
 
@@ -42,10 +43,20 @@ def plan(
     kind: str = "RKE2ControlPlane",
     control_plane: Obj | None = RKE2,
     identity: str = ID,
+    authority: str = AUTHORITY,
 ) -> tuple[Step, ...]:
     _, _, cluster = cluster_and_parts(builder.objects(), Key("team", "shop"))
     users = {"cp-2": "sles", "cp-3": "-oProxyCommand=x"}
-    return steps(cluster, distribution(kind, control_plane), snapshot, machine, users, identity=identity, s3=s3)
+    return steps(
+        cluster,
+        distribution(kind, control_plane),
+        snapshot,
+        machine,
+        users,
+        identity=identity,
+        s3=s3,
+        authority=authority,
+    )
 
 
 def steps_on(guest: RestoreGuest, **changes: str) -> tuple[Step, Step, Step, Step]:
@@ -174,7 +185,7 @@ def test_two_machines_with_one_address_are_refused() -> None:
 
 
 def test_a_server_of_ipv6_is_named_once(tmp_path: Path) -> None:
-    builder, guest = three(), RestoreGuest(tmp_path, "server: https://gone:9345\n")
+    builder, guest = three(), RestoreGuest(tmp_path, "server: https://gone:9345\n", name="cp-1")
     builder.harvester_machines["cp-2"]["status"]["addresses"] = [{"type": "InternalIP", "address": "fd00::1"}]
     result = plan(builder, control_plane=guest.control_plane)
     assert guest.run(result[1].script).returncode == 0
@@ -201,7 +212,7 @@ def test_scripts_are_valid_for_a_shell(kind: str) -> None:
 @pytest.mark.parametrize("config", ["token: x\n", "token: x", "server: https://gone:9345\ntoken: x\n", "server: a\n"])
 def test_a_restore_from_its_begin_to_its_end(tmp_path: Path, config: str) -> None:
     restored = RestoreGuest(tmp_path / "restored", config)
-    other = RestoreGuest(tmp_path / "other", config)
+    other = RestoreGuest(tmp_path / "other", config, name="cp-1")
     stop, restore, _, _ = steps_on(restored)
     _, _, stop_other, join = steps_on(other)
 
@@ -222,7 +233,7 @@ def test_a_restore_from_its_begin_to_its_end(tmp_path: Path, config: str) -> Non
 
 
 def test_steps_that_were_complete_do_nothing_when_they_are_repeated(tmp_path: Path) -> None:
-    restored, other = RestoreGuest(tmp_path / "restored"), RestoreGuest(tmp_path / "other")
+    restored, other = RestoreGuest(tmp_path / "restored"), RestoreGuest(tmp_path / "other", name="cp-1")
     stop, restore, _, _ = steps_on(restored)
     _, _, stop_other, join = steps_on(other)
     for _ in range(2):
@@ -254,7 +265,7 @@ def test_another_restore_of_the_same_servers_is_a_new_one(tmp_path: Path) -> Non
 )
 def test_a_restore_that_was_interrupted_at_any_step_continues(tmp_path: Path, broken: str) -> None:
     """The steps are run until the first failure, and then all again."""
-    restored, other = RestoreGuest(tmp_path / "restored"), RestoreGuest(tmp_path / "other")
+    restored, other = RestoreGuest(tmp_path / "restored"), RestoreGuest(tmp_path / "other", name="cp-1")
     stop, restore, _, _ = steps_on(restored)
     _, _, stop_other, join = steps_on(other)
     tool = broken.rstrip("*").replace("?", " ")
@@ -302,7 +313,7 @@ def test_a_server_that_was_not_restored_does_not_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize("which", [1, 3], ids=["restore", "join"])
 def test_a_server_that_runs_is_neither_restored_nor_joined(tmp_path: Path, which: int, state: str) -> None:
     """Two with the old database are a quorum of the old cluster, next to the restored one."""
-    guest = RestoreGuest(tmp_path)
+    guest = RestoreGuest(tmp_path, name="cp-2" if which == 1 else "cp-1")
     (guest.state / "active").write_text(f"{state}\n")
     result = guest.run(steps_on(guest)[which].script)
     assert (result.returncode, "repeat the step that stops it" in result.stderr) == (1, True)
@@ -328,7 +339,39 @@ def test_a_server_whose_etcd_runs_is_not_stopped(tmp_path: Path, fault: str) -> 
         assert guest.resets == 0
 
 
+@pytest.mark.parametrize("which", range(4), ids=["stop", "restore", "stop another", "join"])
+@pytest.mark.parametrize("fault", ["host name", "authority"])
+def test_no_step_acts_on_the_wrong_machine(tmp_path: Path, which: int, fault: str) -> None:
+    """An address of a VM that is off may be that of a server of another cluster."""
+    guest = RestoreGuest(tmp_path, name="cp-2" if which < 2 else "cp-1")
+    if which % 2:
+        (guest.state / "active").write_text("inactive\n")
+    if fault == "host name":
+        guest.name = "cp-22"
+    else:
+        guest.authority.write_text(pki.CA.create("test").certificate.decode())
+    before = guest.config.read_text(), guest.content, guest.has("pods"), (guest.state / "active").read_text()
+    assert guest.run(steps_on(guest)[which].script).returncode == 1
+    assert (guest.config.read_text(), guest.content, guest.has("pods"), (guest.state / "active").read_text()) == before
+    assert not list(guest.database.parent.glob("db.*"))
+
+
+@pytest.mark.parametrize("name", ["cp-2", "cp-2.example.com"])
+def test_a_machine_may_have_a_domain(tmp_path: Path, name: str) -> None:
+    guest = RestoreGuest(tmp_path, name=name)
+    guest.authority.write_text("-----x-----\n" + AUTHORITY.replace("\n", "\r\n"))
+    assert guest.run(steps_on(guest)[0].script).returncode == 0
+
+
+@pytest.mark.parametrize("authority", ["", "x", "-----BEGIN CERTIFICATE-----\n$(reboot)\n-----END CERTIFICATE-----"])
+def test_without_the_authority_of_the_cluster_nothing_is_planned(authority: str) -> None:
+    with pytest.raises(ChangeError, match="has no CA"):
+        plan(three(), authority=authority)
+
+
 REFUSALS = {
+    "host name": "this is cp-7, not cp-2",
+    "authority": "a server of another cluster",
     "snapshot": "the snapshot is not there",
     "data folder": "is not the data folder of rke2",
     "mount of etcd": "etcd is a mount point",
@@ -349,7 +392,11 @@ def test_what_cannot_be_restored_is_refused_before_a_server_stops(tmp_path: Path
     if fault != "snapshot":
         Path(snapshot).write_text("x")
     if fault == "data folder":
-        (guest.data / "server" / "tls").rmdir()
+        guest.authority.unlink()
+    elif fault == "host name":
+        guest.name = "cp-7"
+    elif fault == "authority":
+        guest.authority.write_text(pki.CA.create("test").certificate.decode())
     elif fault.startswith("mount"):
         folder = guest.database / "etcd" if fault.endswith("etcd") else guest.database
         guest.mounts.write_text(f"/dev/vdb {folder.resolve()} ext4 rw 0 0\n")
@@ -390,7 +437,7 @@ def test_a_script_that_arrives_in_part_does_nothing(tmp_path: Path) -> None:
 
 
 def test_k3s_has_other_names_and_a_file_is_not_looked_for_in_the_store(tmp_path: Path) -> None:
-    guest = RestoreGuest(tmp_path, program="k3s")
+    guest = RestoreGuest(tmp_path, program="k3s", name="cp-1")
     (tmp_path / "db").write_text("x")
     snapshot = str(tmp_path / "db")
     result = plan(Builder(), "cp-1", snapshot, s3=False, kind="KThreesControlPlane", control_plane=None)
