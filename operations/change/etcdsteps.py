@@ -56,7 +56,7 @@ db="$data/server/db"
 restored="$db.restored-$id"
 aside="$db.before-restore-$id"
 fail() { echo "caphv: $*" >&2; exit 1; }
-for tool in systemctl systemd-run flock pgrep pkill uname tr "$program"; do
+for tool in systemctl systemd-run flock pgrep pkill uname tr curl "$program"; do
   command -v "$tool" >/dev/null || fail "$tool is not installed: nothing was changed"
 done
 exec 9>/run/caphv-etcd-restore.lock
@@ -139,6 +139,14 @@ systemd-run --quiet --wait --collect --unit=caphv-etcd-restore -p KillMode=proce
   fail "the reset failed, and the server stays stopped: journalctl -u caphv-etcd-restore"
 test -d "$db/etcd/member" || fail "the reset left no database in $db/etcd"
 touch "$restored"
+"""
+
+# Without it, a server would lose its database for nothing. Both supervisors serve the certificate
+# of the CA to anyone.
+_IS_RESTORED = """\
+curl --noproxy '*' -ksf -m 10 --retry 5 "$url/cacerts" | tr -d '[:space:]' |
+  grep -qF "$authority" ||
+  fail "no server of this cluster answers at $url: restore it first; nothing was changed"
 """
 
 _SET_ASIDE = """\
@@ -337,7 +345,8 @@ class _Scripts:
         url = f"https://{host}:{self.distribution.join_port}"
         once = (_IS_STOPPED, _CHECKS, _SET_ASIDE)
         condition = 'if ! test -e "$aside"; then\n'
-        return self._script(server, condition, *once, "fi\n", _NAME_SERVER, _START, url=url)
+        parts = (_IS_RESTORED, condition, *once, "fi\n", _NAME_SERVER, _START)
+        return self._script(server, *parts, url=url)
 
     def _script(self, server: Machine, *parts: str, **variables: str) -> str:
         """Return a script of parts, after the variables that they use."""

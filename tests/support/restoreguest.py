@@ -62,6 +62,8 @@ echo restored > "$DB/etcd/content"
     "pgrep": 'test -e "$STATE/pods"\n',
     "pkill": 'case "$line" in *"$MORTAL"*) rm -f "$STATE/pods";; esac\n',
     "sleep": "",
+    # The server at any address answers.
+    "curl": 'cat "$CACERTS"\n',
     "uname": 'echo "$NODE_NAME"\n',
 }
 
@@ -92,6 +94,8 @@ class RestoreGuest:
         (self.database / "etcd" / "content").write_text("old\n")
         self.authority = self.data / "server" / "tls" / "server-ca.crt"
         self.authority.write_text(AUTHORITY)
+        # What the server that it joins answers; a file that does not exist for no answer.
+        self.cacerts = self.authority
         for name in ("etcd", "kube-apiserver", "own"):
             (self.manifests / f"{name}.yaml").touch()
         for name in ("enabled", "pods", "log"):
@@ -132,6 +136,7 @@ class RestoreGuest:
             "STATE": str(self.state),
             "DB": str(self.database),
             "NODE_NAME": self.name,
+            "CACERTS": str(self.cacerts),
             "BROKEN": broken,
             "MORTAL": mortal,
         }

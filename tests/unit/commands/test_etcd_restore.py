@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def cluster(servers: Servers) -> Obj:
 def test_a_restore_begins_continues_and_ends(servers: Servers) -> None:
     begun = call(servers, NAME, "--yes")
     assert begun.exit_code == 0, begun.output
-    assert "# 7. When its Nodes are ready again: caphv etcd restore team/shop --finish" in begun.stdout
+    assert "# When its Nodes are ready again: caphv etcd restore team/shop --finish" in begun.stdout
     assert cluster(servers)["spec"]["paused"] is True
     record = json.loads(cluster(servers)["metadata"]["annotations"][ETCD_RESTORE_ANNOTATION])
     assert len(record.pop("id")) == 8
@@ -205,6 +206,17 @@ echo "$* ${#script}" >> "$LOG"
 printf 'Done.\\033[2J\\n'
 case "$(wc -l < "$LOG")" in $BROKEN) exit 255;; esac
 """
+
+
+@pytest.mark.parametrize("broken", range(1, 7))
+def test_what_is_printed_ends_at_the_first_failure(
+    servers: Servers, ssh_log: Path, monkeypatch: pytest.MonkeyPatch, broken: int
+) -> None:
+    """All of it runs if it is pasted into a shell at once."""
+    printed = call(servers, NAME, "--yes").stdout
+    monkeypatch.setenv("BROKEN", str(broken))
+    result = subprocess.run(["sh"], input=printed[printed.index("(set -e") :], text=True, check=False)
+    assert (result.returncode, len(ssh_log.read_text().splitlines())) == (255, broken)
 
 
 @pytest.fixture

@@ -369,6 +369,26 @@ def test_without_the_authority_of_the_cluster_nothing_is_planned(authority: str)
         plan(three(), authority=authority)
 
 
+@pytest.mark.parametrize("answer", [None, "other"])
+def test_without_a_restored_server_no_other_one_loses_its_database(tmp_path: Path, answer: str | None) -> None:
+    """All scripts that are printed run, whatever failed before, if they are pasted at once."""
+    restored, other = RestoreGuest(tmp_path / "restored"), RestoreGuest(tmp_path / "other", name="cp-1")
+    stop, restore, _, _ = steps_on(restored)
+    _, _, stop_other, join = steps_on(other)
+    assert restored.run(stop.script).returncode == 0
+    assert other.run(stop_other.script).returncode == 0
+    assert restored.run(restore.script, "rke2*").returncode == 1
+    other.cacerts = tmp_path / "cacerts"
+    if answer:
+        other.cacerts.write_bytes(pki.CA.create("test").certificate)
+
+    result = other.run(join.script)
+    assert (result.returncode, "restore it first" in result.stderr) == (1, True)
+    assert (other.content, other.joined, other.has("active")) == ("old", [], False)
+    other.cacerts = other.authority
+    assert other.run(join.script).returncode == 0
+
+
 REFUSALS = {
     "host name": "this is cp-7, not cp-2",
     "authority": "a server of another cluster",
