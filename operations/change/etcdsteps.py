@@ -129,6 +129,9 @@ esac
 # The unit has the environment of the service, for example a proxy. Its log is in the journal.
 _RESET = """\
 sed -i 's/^server:/#server:/' "$config"
+# A reset writes it when it has renamed the old database and unpacked the snapshot, and refuses to
+# run again while it is there (k3s-io/k3s pkg/etcd/etcd.go).
+rm -f "$db/reset-flag"
 set --
 for file in $environment; do set -- "$@" -p "EnvironmentFile=-$file"; done
 set -- "$@" "$(command -v "$program")" server --cluster-reset
@@ -137,7 +140,8 @@ test -n "$s3" || set -- "$@" --etcd-s3=false
 systemd-run --quiet --wait --collect --unit=caphv-etcd-restore -p KillMode=process \\
   -p Delegate=yes -p LimitNOFILE=1048576 "$@" "--cluster-reset-restore-path=$snapshot" ||
   fail "the reset failed, and the server stays stopped: journalctl -u caphv-etcd-restore"
-test -d "$db/etcd/member" || fail "the reset left no database in $db/etcd"
+test -e "$db/reset-flag" ||
+  fail "the reset ended early, and the server stays stopped: repeat this step"
 touch "$restored"
 """
 

@@ -47,7 +47,7 @@ case "$line" in
   *show*) if test -e "$STATE/active"; then cat "$STATE/active"; else echo inactive; fi;;
   *disable*) rm -f "$STATE/enabled" "$STATE/active";;
   *enable*) touch "$STATE/enabled";;
-  *start*) echo active > "$STATE/active"; touch "$STATE/pods"; mkdir -p "$DB/etcd/member";;
+  *start*) echo active > "$STATE/active"; touch "$STATE/pods"; mkdir -p "$DB/etcd/member"; rm -f "$DB/reset-flag";;
 esac
 """,
     "systemd-run": """
@@ -58,6 +58,7 @@ exec "$@"
     "rke2": """
 mkdir -p "$DB/etcd/member"
 echo restored > "$DB/etcd/content"
+touch "$DB/reset-flag"
 """,
     "pgrep": 'test -e "$STATE/pods"\n',
     "pkill": 'case "$line" in *"$MORTAL"*) rm -f "$STATE/pods";; esac\n',

@@ -47,7 +47,7 @@ esac
     "pkill": 'kill "$(cat "$STATE/pid")"\n',
     "rke2": """
 for word; do case "$word" in *restore-path=*) file="${word#*=}";; esac; done
-mv "$DB/etcd" "$DB/etcd-old" && cp -r "$file" "$DB/etcd"
+mv "$DB/etcd" "$DB/etcd-old" && cp -r "$file" "$DB/etcd" && touch "$DB/reset-flag"
 """,
 }
 

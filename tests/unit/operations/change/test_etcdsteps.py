@@ -309,6 +309,20 @@ def test_a_server_that_was_not_restored_does_not_start(tmp_path: Path) -> None:
     assert not guest.has("active")
 
 
+@pytest.mark.parametrize("flag", [False, True])
+def test_a_reset_that_ended_early_is_repeated(tmp_path: Path, flag: bool) -> None:
+    """The old database is there, and perhaps the mark of an older reset."""
+    guest = RestoreGuest(tmp_path, programs={"rke2": ""})
+    if flag:
+        (guest.database / "reset-flag").touch()
+    stop, restore, _, _ = steps_on(guest)
+    assert guest.run(stop.script).returncode == 0
+    for attempt in (1, 2):
+        result = guest.run(restore.script)
+        assert (result.returncode, "ended early" in result.stderr, guest.has("active")) == (1, True, False)
+        assert guest.resets == attempt
+
+
 @pytest.mark.parametrize("state", ["active", "activating", "deactivating"])
 @pytest.mark.parametrize("which", [1, 3], ids=["restore", "join"])
 def test_a_server_that_runs_is_neither_restored_nor_joined(tmp_path: Path, which: int, state: str) -> None:
