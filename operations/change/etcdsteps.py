@@ -292,6 +292,13 @@ def steps(
     """
     if not (is_name(snapshot) if s3 else is_path(snapshot)):
         raise ChangeError([f"{snapshot!r} is no {'name' if s3 else 'absolute path'} of a file"])
+    # systemd expands variables in arguments, and a reset without a file keeps the old database.
+    if "$" in snapshot:
+        raise ChangeError(
+            [
+                f"{snapshot!r} contains $: copy the snapshot to a file with another name, and give its path"
+            ]
+        )
     servers = control_planes(cluster)
     target = next((server for server in servers if server.name == machine), None)
     problem = _problem_of(target)

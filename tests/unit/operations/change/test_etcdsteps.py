@@ -143,6 +143,13 @@ def test_a_reset_always_has_a_file(snapshot: str, s3: bool) -> None:
         plan(three(), snapshot=snapshot, s3=s3)
 
 
+@pytest.mark.parametrize(("snapshot", "s3"), [("${x}", True), ("$x", True), ("/a/$$", False)])
+def test_a_reset_never_loses_its_file_to_systemd(snapshot: str, s3: bool) -> None:
+    """It expands variables in arguments of units, which no quotes of a shell prevent."""
+    with pytest.raises(ChangeError, match=r"contains \$: copy the snapshot"):
+        plan(three(), snapshot=snapshot, s3=s3)
+
+
 @given(st.text(min_size=1))
 def test_a_name_of_a_snapshot_cannot_act_as_a_command(name: str) -> None:
     """It comes from the workload cluster."""
