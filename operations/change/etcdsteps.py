@@ -55,6 +55,10 @@ export PATH="$PATH:/usr/local/bin:/opt/rke2/bin"
 db="$data/server/db"
 restored="$db.restored-$id"
 aside="$db.before-restore-$id"
+environment_files() {
+  systemctl show --property=EnvironmentFiles --value "$service" |
+    sed 's/ (ignore_errors=[a-z]*)$//'
+}
 fail() { echo "caphv: $*" >&2; exit 1; }
 for tool in systemctl systemd-run flock pgrep pkill uname tr curl "$program"; do
   command -v "$tool" >/dev/null || fail "$tool is not installed: nothing was changed"
@@ -82,7 +86,7 @@ for folder in "$db" "$db/etcd"; do
 done
 ! grep -Erqs "^[\\"' ]*server[\\"' ]*:" "$config.d" ||
   fail "a file in $config.d names the server to join: move the line to $config"
-! grep -Eqs "^$url_variable=" $environment ||
+! grep -Eqs "^$url_variable=" $(environment_files) ||
   fail "$url_variable names the server to join: move it to $config, as server:"
 """
 
@@ -126,14 +130,15 @@ esac
   fail "etcd runs on this machine: repeat the step that stops it"
 """
 
-# The unit has the environment of the service, for example a proxy. Its log is in the journal.
+# The unit has the environment files of the service, for example with a proxy or SELinux, wherever
+# a package or archive has put them. Its log is in the journal.
 _RESET = """\
 sed -i 's/^server:/#server:/' "$config"
 # A reset writes it when it has renamed the old database and unpacked the snapshot, and refuses to
 # run again while it is there (k3s-io/k3s pkg/etcd/etcd.go).
 rm -f "$db/reset-flag"
 set --
-for file in $environment; do set -- "$@" -p "EnvironmentFile=-$file"; done
+for file in $(environment_files); do set -- "$@" -p "EnvironmentFile=-$file"; done
 set -- "$@" "$(command -v "$program")" server --cluster-reset
 # A server with a store would look for a file there.
 test -n "$s3" || set -- "$@" --etcd-s3=false
@@ -183,14 +188,6 @@ class Distribution:
     def config(self) -> str:
         """The file of configuration that the bootstrap provider writes."""
         return f"/etc/rancher/{self.program}/config.yaml"
-
-    @property
-    def environment(self) -> tuple[str, ...]:
-        """The files of environment variables of the service, as its unit names them."""
-        file = f"/etc/systemd/system/{self.service}.service.env"
-        if self.program == "rke2":
-            file = f"/usr/local/lib/systemd/system/{self.service}.env"
-        return (f"/etc/default/{self.service}", f"/etc/sysconfig/{self.service}", file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,9 +292,7 @@ def steps(
     # systemd expands variables in arguments, and a reset without a file keeps the old database.
     if "$" in snapshot:
         raise ChangeError(
-            [
-                f"{snapshot!r} contains $: copy the snapshot to a file with another name, and give its path"
-            ]
+            [f"{snapshot!r} contains $: copy the snapshot to a file without it, and give its path"]
         )
     servers = control_planes(cluster)
     target = next((server for server in servers if server.name == machine), None)
@@ -375,7 +370,6 @@ class _Scripts:
             "service": self.distribution.service,
             "data": data,
             "config": self.distribution.config,
-            "environment": " ".join(self.distribution.environment),
             "url_variable": f"{self.distribution.program.upper()}_URL",
             "snapshot": self.snapshot,
             "s3": "yes" if self.s3 else "",

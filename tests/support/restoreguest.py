@@ -44,6 +44,7 @@ _PROGRAMS = {
     "systemctl": """
 case "$line" in
   *"is-active --quiet caphv-etcd-restore") test -e "$STATE/reset-active";;
+  *EnvironmentFiles*) sed 's/$/ (ignore_errors=yes)/' "$STATE/environment-files";;
   *show*) if test -e "$STATE/active"; then cat "$STATE/active"; else echo inactive; fi;;
   *disable*) rm -f "$STATE/enabled" "$STATE/active";;
   *enable*) touch "$STATE/enabled";;
@@ -103,6 +104,8 @@ class RestoreGuest:
             (self.state / name).touch()
         (self.state / "active").write_text("active\n")
         self.mounts, self.sockets, self.environment = folder / "mounts", folder / "tcp", folder / "environment"
+        self.environment.write_text("RKE2_SELINUX=true\n")
+        (self.state / "environment-files").write_text(f"{folder}/none\n{self.environment}\n")
         self.mounts.write_text("/dev/vda1 / ext4 rw 0 0\n")
         self.sockets.write_text("   1: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00\n")
 
@@ -129,7 +132,6 @@ class RestoreGuest:
             "/run/caphv-etcd-restore.lock": self.folder / "lock",
             "/proc/net/tcp /proc/net/tcp6": self.sockets,
             "/proc/self/mounts": self.mounts,
-            "/etc/default/": f"{self.environment}.",
         }.items():
             script = script.replace(path, str(own))
         environment = {

@@ -30,6 +30,7 @@ PROGRAMS = {
     "systemctl": """
 case "$line" in
   *"is-active"*) exit 1;;
+  *EnvironmentFiles*) ;;
   *show*) if test -e "$STATE/active"; then cat "$STATE/active"; else echo inactive; fi;;
   *disable*) rm -f "$STATE/enabled" "$STATE/active";;
   *enable*) touch "$STATE/enabled";;

@@ -316,6 +316,16 @@ def test_a_server_that_was_not_restored_does_not_start(tmp_path: Path) -> None:
     assert not guest.has("active")
 
 
+def test_a_reset_has_the_environment_of_the_service(tmp_path: Path) -> None:
+    """The paths differ between RPM and archive; that of the RPM turns SELinux on."""
+    guest = RestoreGuest(tmp_path)
+    stop, restore, _, _ = steps_on(guest)
+    assert guest.run(stop.script).returncode == 0
+    assert guest.run(restore.script).returncode == 0
+    (reset,) = (line for line in guest.log.splitlines() if line.startswith("systemd-run"))
+    assert f"-p EnvironmentFile=-{tmp_path}/none -p EnvironmentFile=-{guest.environment} " in reset
+
+
 @pytest.mark.parametrize("flag", [False, True])
 def test_a_reset_that_ended_early_is_repeated(tmp_path: Path, flag: bool) -> None:
     """The old database is there, and perhaps the mark of an older reset."""
@@ -445,7 +455,7 @@ def test_what_cannot_be_restored_is_refused_before_a_server_stops(tmp_path: Path
         (tmp_path / "config.yaml.d").mkdir()
         (tmp_path / "config.yaml.d" / "50-own.yaml").write_text('"server": https://other:9345\n')
     elif fault == "environment":
-        Path(f"{guest.environment}.rke2-server").write_text("RKE2_URL=https://other:9345\n")
+        guest.environment.write_text("RKE2_URL=https://other:9345\n")
     elif fault == "tool":
         (guest.programs / "rke2").unlink()
     elif fault == "reset":
