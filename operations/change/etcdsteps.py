@@ -59,18 +59,20 @@ environment_files() {
   systemctl show --property=EnvironmentFiles --value "$service" |
     sed 's/ (ignore_errors=[a-z]*)$//'
 }
+units='caphv-etcd-restore-*'
 fail() { echo "caphv: $*" >&2; exit 1; }
-for tool in systemctl systemd-run flock pgrep pkill uname tr curl "$program"; do
+for tool in systemctl systemd-run flock pgrep pkill uname tr curl timeout readlink "$program"; do
   command -v "$tool" >/dev/null || fail "$tool is not installed: nothing was changed"
 done
+systemd-run --help | grep -q -- --collect || fail "systemd is older than 236: nothing was changed"
 exec 9>/run/caphv-etcd-restore.lock
 case "$(uname -n)" in
   "$host" | "$host".* | "$node" | "$node".*) ;;
   *) fail "this is $(uname -n), not $host: nothing was changed; correct the Machine's address" ;;
 esac
 flock -n 9 || fail "another step runs on this machine: wait for its end"
-! systemctl is-active --quiet caphv-etcd-restore ||
-  fail "a reset runs on this machine: wait for its end: journalctl -f -u caphv-etcd-restore"
+! systemctl is-active --quiet "$units" ||
+  fail "a reset runs on this machine: wait for its end: journalctl -f -u '$units'"
 """
 
 # `authority` is the end of the certificate of the cluster's CA, which contains the signature. A
@@ -142,9 +144,12 @@ for file in $(environment_files); do set -- "$@" -p "EnvironmentFile=-$file"; do
 set -- "$@" "$(command -v "$program")" server --cluster-reset
 # A server with a store would look for a file there.
 test -n "$s3" || set -- "$@" --etcd-s3=false
-systemd-run --quiet --wait --collect --unit=caphv-etcd-restore -p KillMode=process \\
-  -p Delegate=yes -p LimitNOFILE=1048576 "$@" "--cluster-reset-restore-path=$snapshot" ||
-  fail "the reset failed, and the server stays stopped: journalctl -u caphv-etcd-restore"
+# Processes that containerd left keep the unit of an earlier attempt.
+unit="caphv-etcd-restore-$id-$(date +%s)"
+echo "The reset runs for up to 30 minutes; follow it with: journalctl -f -u $unit"
+systemd-run --quiet --wait --collect "--unit=$unit" -p KillMode=process -p Delegate=yes \\
+  -p LimitNOFILE=1048576 -p RuntimeMaxSec=1800 "$@" "--cluster-reset-restore-path=$snapshot" ||
+  fail "the reset failed, and the server stays stopped: journalctl -u $unit"
 test -e "$db/reset-flag" ||
   fail "the reset ended early, and the server stays stopped: repeat this step"
 touch "$restored"

@@ -32,7 +32,8 @@ _TOOLS = (
     "basename",
     "cat",
     "tr",
-    "printf",
+    "date",
+    "wc",
 )
 AUTHORITY = pki.CA.create("test").certificate.decode()
 _HEAD = """#!/bin/sh
@@ -43,7 +44,7 @@ case "$line" in $BROKEN) exit 1;; esac
 _PROGRAMS = {
     "systemctl": """
 case "$line" in
-  *"is-active --quiet caphv-etcd-restore") test -e "$STATE/reset-active";;
+  *"is-active --quiet caphv-etcd-restore-*") test -e "$STATE/reset-active";;
   *EnvironmentFiles*) sed 's/$/ (ignore_errors=yes)/' "$STATE/environment-files";;
   *show*) if test -e "$STATE/active"; then cat "$STATE/active"; else echo inactive; fi;;
   *disable*) rm -f "$STATE/enabled" "$STATE/active";;
@@ -52,6 +53,7 @@ case "$line" in
 esac
 """,
     "systemd-run": """
+if test "$1" = --help; then echo "  --collect"; exit; fi
 while test "${1#/}" = "$1"; do shift; done
 exec "$@"
 """,

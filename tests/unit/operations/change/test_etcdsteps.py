@@ -266,7 +266,7 @@ def test_another_restore_of_the_same_servers_is_a_new_one(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "broken",
     [
-        *("systemctl?disable*", "rke2*", "systemd-run*", "systemctl?enable*", "systemctl?start*"),
+        *("systemctl?disable*", "rke2*", "systemd-run?--quiet*", "systemctl?enable*", "systemctl?start*"),
         *("sed*", "touch*", "mv*", "mkdir*"),
     ],
 )
@@ -312,7 +312,7 @@ def test_a_server_that_was_not_restored_does_not_start(tmp_path: Path) -> None:
     stop, restore, _, _ = steps_on(guest)
     assert guest.run(stop.script).returncode == 0
     result = guest.run(restore.script, "rke2*")
-    assert (result.returncode, "journalctl -u caphv-etcd-restore" in result.stderr) == (1, True)
+    assert (result.returncode, f"journalctl -u caphv-etcd-restore-{ID}-" in result.stderr) == (1, True)
     assert not guest.has("active")
 
 
@@ -322,8 +322,22 @@ def test_a_reset_has_the_environment_of_the_service(tmp_path: Path) -> None:
     stop, restore, _, _ = steps_on(guest)
     assert guest.run(stop.script).returncode == 0
     assert guest.run(restore.script).returncode == 0
-    (reset,) = (line for line in guest.log.splitlines() if line.startswith("systemd-run"))
+    (reset,) = (line for line in guest.log.splitlines() if line.startswith("systemd-run --quiet"))
     assert f"-p EnvironmentFile=-{tmp_path}/none -p EnvironmentFile=-{guest.environment} " in reset
+
+
+def test_each_attempt_has_a_unit_of_its_own(tmp_path: Path) -> None:
+    """A unit exists as long as a process that it started, for example one of containerd."""
+    guest = RestoreGuest(tmp_path)
+    (guest.programs / "date").unlink()
+    (guest.programs / "date").write_text('#!/bin/sh\nwc -l <"$STATE/log"\n')
+    (guest.programs / "date").chmod(0o755)
+    stop, restore, _, _ = steps_on(guest)
+    assert guest.run(stop.script).returncode == 0
+    assert guest.run(restore.script, "rke2*").returncode == 1
+    assert guest.run(restore.script).returncode == 0
+    units = [word for word in guest.log.split() if word.startswith("--unit=")]
+    assert len(units) == len(set(units)) == 2
 
 
 @pytest.mark.parametrize("flag", [False, True])
