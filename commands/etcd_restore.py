@@ -132,24 +132,43 @@ def _begin_or_continue(
     force: bool,
 ) -> None:
     """Begin a restore, or continue one that has begun. Raises `ChangeError`."""
-    from commands.output import etcdrestore as out
     from operations.change import etcdrestore
     from operations.change.changes import ChangeError
     from operations.change.etcdsteps import distribution_of
 
     distribution = distribution_of(state.parts.cluster, state.parts.control_plane)
     begun = etcdrestore.restore_of(state.parts.cluster)
-    if begun is not None:
-        if snapshot not in ("", begun.snapshot) or machine not in ("", begun.machine):
-            raise ChangeError(
-                [
-                    f"a restore of {begun.snapshot} on Machine {begun.machine} has begun: complete "
-                    "it, or end it with --finish --force"
-                ]
-            )
-        steps = _steps(state, distribution, begun)
-        _continue(state, begun, _can_run(steps) if ssh else steps, change, scope, ssh=ssh)
+    if begun is None:
+        _begin(state, distribution, snapshot, change, scope, machine=machine, ssh=ssh, force=force)
         return
+    if snapshot not in ("", begun.snapshot) or machine not in ("", begun.machine):
+        raise ChangeError(
+            [
+                f"a restore of {begun.snapshot} on Machine {begun.machine} has begun: complete "
+                "it, or end it with --finish --force"
+            ]
+        )
+    steps = _steps(state, distribution, begun)
+    if ssh:
+        _check_addresses(steps)
+    _continue(state, begun, steps, change, scope, ssh=ssh)
+
+
+def _begin(
+    state: _State,
+    distribution: Distribution,
+    snapshot: str,
+    change: ChangeOptions,
+    scope: ScopeOptions,
+    *,
+    machine: str,
+    ssh: bool,
+    force: bool,
+) -> None:
+    """Record a restore, pause the Cluster, and show or run the steps. Raises `ChangeError`."""
+    from commands.output import etcdrestore as out
+    from operations.change import etcdrestore
+    from operations.change.changes import ChangeError
 
     if not snapshot:
         raise ChangeError([f"no restore of {state.parts.key} has begun: name a snapshot"])
@@ -157,7 +176,7 @@ def _begin_or_continue(
     restore = etcdrestore.identify(restore, state.cluster, token_hex(4), state.members)
     steps = _steps(state, distribution, restore)
     if ssh:
-        _can_run(steps)
+        _check_addresses(steps)
     checks = etcdrestore.begin_checks(state.parts, state.cluster, restore, copy, state.silence)
     plan = etcdrestore.begin(state.parts, restore, checks)
 
@@ -172,9 +191,11 @@ def _begin_or_continue(
         sys.exit(1 if plan.errors and not force else 0)
     if not agree(plan, change, question, force=force, wait=False):
         return
+    if ssh:
+        _run(state, steps, checks=True)
     apply_plan(plan, scope)
     if ssh:
-        _run(state, steps)
+        _run(state, steps, checks=False)
     elif change.is_text:
         out.show(state.parts.key, steps)
     if not change.is_text:
@@ -206,7 +227,8 @@ def _continue(
         if plan.changes and not applied:
             return
         confirm(change, f"Run the steps on the servers of cluster {state.parts.key}?")
-        _run(state, steps)
+        _run(state, steps, checks=True)
+        _run(state, steps, checks=False)
         if not change.is_text:
             _print(plan, begun, steps, change, applied=applied)
         return
@@ -236,8 +258,8 @@ def _steps(state: _State, distribution: Distribution, restore: Restore) -> tuple
     )
 
 
-def _can_run(steps: Sequence[Step]) -> Sequence[Step]:
-    """Return the steps. Raises `ChangeError` if one must be done by hand."""
+def _check_addresses(steps: Sequence[Step]) -> None:
+    """Raise `ChangeError` if a step must be done by hand."""
     from operations.change.changes import ChangeError
 
     if problems := [
@@ -246,25 +268,33 @@ def _can_run(steps: Sequence[Step]) -> Sequence[Step]:
         if not step.script
     ]:
         raise ChangeError(problems)
-    return steps
 
 
-def _run(state: _State, steps: Sequence[Step]) -> None:
-    """Run all steps in order. Raises `CommandError` at the first that fails."""
+def _run(state: _State, steps: Sequence[Step], *, checks: bool) -> None:
+    """Run the checks, or the other steps, in order.
+
+    Raises `CommandError` at the first that fails.
+    """
     from caphv.api import remedies
     from commands.access.ssh import run_script
 
     key = state.parts.key
     for number, step in enumerate(steps, 1):
+        if step.is_check is not checks:
+            continue
         title = f"{number}/{len(steps)} {step.title}: Machine {step.machine}"
         click.echo(one_line(title), err=True)
         if status := run_script(step.user, step.address, step.script):
-            command = remedies.CONTINUE_RESTORE(ref=key)
-            raise CommandError(
+            failure = (
                 f"step {number}, {step.title}, failed on Machine {step.machine} ({step.login}) "
-                f"with status {status}: correct the cause, and continue with {command} --ssh"
+                f"with status {status}: correct the cause, and "
             )
-    click.echo(f"When all Nodes are ready: {remedies.FINISH_RESTORE(ref=key)}", err=True)
+            if checks:
+                raise CommandError(f"{failure}run the command again; it has stopped no server")
+            command = remedies.CONTINUE_RESTORE(ref=key)
+            raise CommandError(f"{failure}continue with {command} --ssh")
+    if not checks:
+        click.echo(f"When all Nodes are ready: {remedies.FINISH_RESTORE(ref=key)}", err=True)
 
 
 def _finish(state: _State, change: ChangeOptions, scope: ScopeOptions, *, force: bool) -> None:

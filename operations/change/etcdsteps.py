@@ -61,15 +61,18 @@ environment_files() {
 }
 units='caphv-etcd-restore-*'
 fail() { echo "caphv: $*" >&2; exit 1; }
+case "$(uname -n)" in
+  "$host" | "$host".* | "$node" | "$node".*) ;;
+  *) fail "this is $(uname -n), not $host: nothing was changed; correct the Machine's address" ;;
+esac
+"""
+
+_TOOLS = """\
 for tool in systemctl systemd-run flock pgrep pkill uname tr curl timeout readlink "$program"; do
   command -v "$tool" >/dev/null || fail "$tool is not installed: nothing was changed"
 done
 systemd-run --help | grep -q -- --collect || fail "systemd is older than 236: nothing was changed"
 exec 9>/run/caphv-etcd-restore.lock
-case "$(uname -n)" in
-  "$host" | "$host".* | "$node" | "$node".*) ;;
-  *) fail "this is $(uname -n), not $host: nothing was changed; correct the Machine's address" ;;
-esac
 flock -n 9 || fail "another step runs on this machine: wait for its end"
 ! systemctl is-active --quiet "$units" ||
   fail "a reset runs on this machine: wait for its end: journalctl -f -u '$units'"
@@ -94,6 +97,28 @@ done
 
 _CHECK_FILE = """\
 test -n "$s3" || test -s "$snapshot" || fail "the snapshot is not there: nothing was changed"
+"""
+
+# For machines without a Node. They may have been made while etcd had no quorum, and never joined.
+_HAS_DATABASE = """\
+if ! test -e "$db/etcd" && ! test -e "$aside"; then
+  echo "The machine has no database, and never joined."
+  exit 0
+fi
+"""
+
+_DISABLE = """\
+if ! test -e "$db/etcd" && ! test -e "$aside"; then
+  systemctl disable --now "$service" 2>/dev/null || true
+fi
+"""
+
+_CAN_JOIN = """\
+if ! command -v "$program" >/dev/null; then
+  echo "$program is not installed: replace the Machine after the restore."
+  exit 0
+fi
+test -e "$db/etcd" || mkdir -p "$aside"
 """
 
 _IS_DONE = """\
@@ -199,7 +224,7 @@ class Distribution:
 class Step:
     """A script for root's shell on one machine, empty for one that cannot be reached.
 
-    `user` is empty if it is unknown.
+    `user` is empty if it is unknown. `is_check` says that the script changes nothing.
     """
 
     title: str
@@ -207,6 +232,7 @@ class Step:
     user: str
     address: str
     script: str
+    is_check: bool = False
 
     @property
     def login(self) -> str:
@@ -278,7 +304,7 @@ def steps(
     s3: bool,
     authority: str,
 ) -> tuple[Step, ...]:
-    """Return the scripts in order, for each server.
+    """Return the scripts in order, for each server. The first ones only read.
 
     Raises `ChangeError` unless the machine exists, stays, and has an address: without a restored
     server, the others would only lose their databases.
@@ -315,9 +341,15 @@ def steps(
 
     scripts = _Scripts(distribution, identity, snapshot, s3, _signature(authority))
     others = [server for server in servers if server is not target]
-    result = [_step(_stop_title(target), target, users, scripts.stop(target, is_target=True))]
+    result: list[Step] = []
+    for server in (target, *others):
+        if address_of(server):
+            check = scripts.check(server, is_target=server is target)
+            result.append(_step("Check the machine", server, users, check, is_check=True))
     # Those that are being deleted run until then, and would be a quorum of the old cluster.
-    result += [_step(_stop_title(server), server, users, scripts.stop(server)) for server in others]
+    for server in (target, *others):
+        stop = scripts.stop(server, is_target=server is target)
+        result.append(_step(_stop_title(server), server, users, stop))
     title = "Restore the snapshot, and start the server"
     result.append(_step(title, target, users, scripts.restore(target)))
     title = "Set the old database aside, and join the restored server"
@@ -340,8 +372,20 @@ class _Scripts:
     s3: bool
     authority: str
 
-    def stop(self, server: Machine, *, is_target: bool = False) -> str:
-        parts = [_IS_DONE, _CHECKS, _CHECK_FILE if is_target else "", _STOP]
+    def check(self, server: Machine, *, is_target: bool) -> str:
+        parts = [_TOOLS, _IS_DONE, _CHECKS, 'echo "The machine is as expected."\n']
+        if is_target:
+            parts.insert(-1, _CHECK_FILE)
+        elif not server.node:
+            parts.insert(0, _HAS_DATABASE)
+        return self._script(server, *parts)
+
+    def stop(self, server: Machine, *, is_target: bool) -> str:
+        parts = [_TOOLS, _IS_DONE, _CHECKS, _STOP]
+        if is_target:
+            parts.insert(-1, _CHECK_FILE)
+        elif not server.node:
+            parts = [_DISABLE, _HAS_DATABASE, *parts]
         # K3s has no Pods of them, but runs all in its own process.
         if self.distribution.program == "rke2":
             parts.append(_END_PODS)
@@ -356,7 +400,9 @@ class _Scripts:
         url = f"https://{host}:{self.distribution.join_port}"
         once = (_IS_STOPPED, _CHECKS, _SET_ASIDE)
         condition = 'if ! test -e "$aside"; then\n'
-        parts = (_IS_RESTORED, condition, *once, "fi\n", _NAME_SERVER, _START)
+        parts = [_TOOLS, _IS_RESTORED, condition, *once, "fi\n", _NAME_SERVER, _START]
+        if not server.node:
+            parts.insert(0, _CAN_JOIN)
         return self._script(server, *parts, url=url)
 
     def _script(self, server: Machine, *parts: str, **variables: str) -> str:
@@ -381,13 +427,13 @@ class _Scripts:
             "processes": f"^([^ ]*/)?({programs}) .*{re.escape(data)}/(server|agent)/",
             "manifests": " ".join(f"{data}/agent/pod-manifests/{name}.yaml" for name in _PODS),
         }
-        body = "".join(parts)
+        body = _SETUP + "".join(parts)
         head = "".join(
             f"{name}={shlex.quote(value)}\n"
             for name, value in variables.items()
-            if f"${name}" in body + _SETUP
+            if f"${name}" in body
         )
-        return _HEAD + head + _SETUP + body + _FOOT
+        return _HEAD + head + body + _FOOT
 
 
 def _signature(authority: str) -> str:
@@ -431,8 +477,15 @@ def _stop_title(server: Machine) -> str:
     return "Stop the server, which is being deleted" if server.deleting else "Stop the server"
 
 
-def _step(title: str, machine: Machine, users: Mapping[str, str], script: str) -> Step:
+def _step(
+    title: str,
+    machine: Machine,
+    users: Mapping[str, str],
+    script: str,
+    *,
+    is_check: bool = False,
+) -> Step:
     user, address = users.get(machine.infrastructure or machine.name, ""), address_of(machine)
     if not _USER.fullmatch(user):
         user = ""
-    return Step(title, machine.name, user, address, script if address else "")
+    return Step(title, machine.name, user, address, script if address else "", is_check)

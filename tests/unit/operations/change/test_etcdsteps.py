@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -44,10 +45,11 @@ def plan(
     control_plane: Obj | None = RKE2,
     identity: str = ID,
     authority: str = AUTHORITY,
+    checks: bool = False,
 ) -> tuple[Step, ...]:
     _, _, cluster = cluster_and_parts(builder.objects(), Key("team", "shop"))
     users = {"cp-2": "sles", "cp-3": "-oProxyCommand=x"}
-    return steps(
+    result = steps(
         cluster,
         distribution(kind, control_plane),
         snapshot,
@@ -57,6 +59,7 @@ def plan(
         s3=s3,
         authority=authority,
     )
+    return tuple(step for step in result if step.is_check is checks)
 
 
 def steps_on(guest: RestoreGuest, **changes: str) -> tuple[Step, Step, Step, Step]:
@@ -434,6 +437,44 @@ def test_without_a_restored_server_no_other_one_loses_its_database(tmp_path: Pat
     assert other.run(join.script).returncode == 0
 
 
+def test_a_machine_that_never_joined_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Quorum is often lost while a new machine is made."""
+    builder = three()
+    for name in ("cp-1", "cp-3"):
+        builder.machines[name]["status"].pop("nodeRef")
+    new = RestoreGuest(tmp_path / "new", name="cp-1")
+    shutil.rmtree(new.data / "server")
+    (new.state / "pods").unlink()
+    bare = RestoreGuest(tmp_path / "bare", name="cp-3")
+    shutil.rmtree(bare.data)
+    for tool in ("rke2", "flock"):
+        (bare.programs / tool).unlink()
+
+    data = new.control_plane
+    for index, guest, name in ((1, new, "cp-1"), (2, bare, "cp-3")):
+        data = guest.control_plane
+        check = plan(builder, control_plane=data, checks=True)[index]
+        assert check.machine == name
+        assert guest.run(check.script).returncode == 0
+        assert guest.has("active")
+        _, *stops, _, join, last = plan(builder, control_plane=data)
+        for _ in range(2):
+            assert guest.run(stops[index - 1].script).returncode == 0
+            assert not guest.has("active")
+            assert not guest.has("enabled")
+        new.cacerts = tmp_path / "cacerts"
+        new.cacerts.write_text(AUTHORITY)
+        result = guest.run((join, last)[index - 1].script)
+        assert (result.returncode, guest.has("active")) == (0, guest is new), result.stderr
+    assert new.joined == ["server: https://10.0.0.106:9345"]
+
+    # That of a machine with a Node must be there.
+    guest = RestoreGuest(tmp_path / "moved", name="cp-1")
+    shutil.rmtree(guest.data / "server")
+    assert guest.run(plan(three(), control_plane=guest.control_plane)[1].script).returncode == 1
+    assert guest.has("active")
+
+
 REFUSALS = {
     "host name": "this is cp-7, not cp-2",
     "authority": "a server of another cluster",
@@ -449,11 +490,23 @@ REFUSALS = {
 }
 
 
+def test_a_check_changes_nothing(tmp_path: Path) -> None:
+    for name, index in (("cp-2", 0), ("cp-1", 1)):
+        guest = RestoreGuest(tmp_path / name, "server: https://gone:9345\n", name=name)
+        check = plan(three(), control_plane=guest.control_plane, checks=True)[index]
+        before = sorted((str(file), file.is_file() and file.read_text()) for file in guest.data.rglob("*"))
+        assert guest.run(check.script).returncode == 0
+        assert before == sorted((str(file), file.is_file() and file.read_text()) for file in guest.data.rglob("*"))
+        assert (guest.has("active"), guest.has("pods"), guest.has("enabled")) == (True, True, True)
+        assert guest.joined == ["server: https://gone:9345"]
+
+
 @pytest.mark.parametrize("fault", REFUSALS)
-def test_what_cannot_be_restored_is_refused_before_a_server_stops(tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize("checks", [True, False])
+def test_what_cannot_be_restored_is_refused_before_a_server_stops(tmp_path: Path, fault: str, checks: bool) -> None:
     guest = RestoreGuest(tmp_path)
     snapshot = str(tmp_path / "snapshot")
-    result = plan(three(), "cp-2", snapshot, s3=False, control_plane=guest.control_plane)
+    result = plan(three(), "cp-2", snapshot, s3=False, control_plane=guest.control_plane, checks=checks)
     if fault != "snapshot":
         Path(snapshot).write_text("x")
     if fault == "data folder":
