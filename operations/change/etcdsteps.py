@@ -59,6 +59,7 @@ environment_files() {
   systemctl show --property=EnvironmentFiles --value "$service" |
     sed 's/ (ignore_errors=[a-z]*)$//'
 }
+server_key="^[\\"']?server[\\"']? *:"
 units='caphv-etcd-restore-*'
 fail() { echo "caphv: $*" >&2; exit 1; }
 case "$(uname -n)" in
@@ -160,7 +161,7 @@ esac
 # The unit has the environment files of the service, for example with a proxy or SELinux, wherever
 # a package or archive has put them. Its log is in the journal.
 _RESET = """\
-sed -i 's/^server:/#server:/' "$config"
+sed -i -E "s/$server_key/#&/" "$config"
 # A reset writes it when it has renamed the old database and unpacked the snapshot, and refuses to
 # run again while it is there (k3s-io/k3s pkg/etcd/etcd.go).
 rm -f "$db/reset-flag"
@@ -194,7 +195,7 @@ if test -e "$db"; then mv "$db" "$aside"; else mkdir "$aside"; fi
 
 _NAME_SERVER = """\
 grep -qxF "server: $url" "$config" ||
-  sed -i -e 's/^server:/#server:/' -e "\\$a\\\\server: $url" "$config"
+  sed -i -E -e "s/$server_key/#&/" -e "\\$a\\\\server: $url" "$config"
 """
 
 _START = """\

@@ -219,7 +219,17 @@ def test_scripts_are_valid_for_a_shell(kind: str) -> None:
 # A server that is restored, and one that joins
 
 
-@pytest.mark.parametrize("config", ["token: x\n", "token: x", "server: https://gone:9345\ntoken: x\n", "server: a\n"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        "token: x\n",
+        "token: x",
+        "server: https://gone:9345\ntoken: x\n",
+        "server: a\n",
+        "'server' : a\n",
+        '"server": a\n',
+    ],
+)
 def test_a_restore_from_its_begin_to_its_end(tmp_path: Path, config: str) -> None:
     restored = RestoreGuest(tmp_path / "restored", config)
     other = RestoreGuest(tmp_path / "other", config, name="cp-1")
@@ -235,6 +245,8 @@ def test_a_restore_from_its_begin_to_its_end(tmp_path: Path, config: str) -> Non
     assert (restored.content, restored.joined) == ("restored", [])
     assert other.run(join.script).returncode == 0
     assert other.joined == [f"server: https://{restore.address}:9345"]
+    keys = [line for line in restored.config.read_text().splitlines() if "server" in line]
+    assert all(line.startswith("#") for line in keys)
     aside = other.database.with_name(f"db.before-restore-{ID}")
     assert (other.content, (aside / "etcd" / "content").read_text()) == ("", "old\n")
     for guest in (restored, other):
