@@ -284,15 +284,24 @@ def _run(state: _State, steps: Sequence[Step], *, checks: bool) -> None:
             continue
         title = f"{number}/{len(steps)} {step.title}: Machine {step.machine}"
         click.echo(one_line(title), err=True)
-        if status := run_script(step.user, step.address, step.script):
+        command = f"{remedies.CONTINUE_RESTORE(ref=key)} --ssh"
+        try:
+            status = run_script(step.user, step.address, step.script)
+        except KeyboardInterrupt:
+            if checks:
+                raise
+            raise CommandError(
+                f"Interrupted. The step may still run on Machine {step.machine}; then continue "
+                f"with {command}"
+            ) from None
+        if status:
             failure = (
                 f"step {number}, {step.title}, failed on Machine {step.machine} ({step.login}) "
                 f"with status {status}: correct the cause, and "
             )
             if checks:
-                raise CommandError(f"{failure}run the command again; it has stopped no server")
-            command = remedies.CONTINUE_RESTORE(ref=key)
-            raise CommandError(f"{failure}continue with {command} --ssh")
+                raise CommandError(f"{failure}run the command again; nothing was changed")
+            raise CommandError(f"{failure}continue with {command}")
     if not checks:
         click.echo(f"When all Nodes are ready: {remedies.FINISH_RESTORE(ref=key)}", err=True)
 
@@ -316,6 +325,12 @@ def _finish(state: _State, change: ChangeOptions, scope: ScopeOptions, *, force:
     if agree(plan, change, question, force=force, wait=False):
         apply_plan(plan, scope)
         report(plan, change, applied=True)
+        if plan.errors:
+            click.echo(
+                "Servers that the steps have stopped stay disabled. Start one that was not "
+                "restored with: systemctl enable --now rke2-server (or k3s)",
+                err=True,
+            )
 
 
 def _discard(state: _State, change: ChangeOptions, scope: ScopeOptions) -> None:

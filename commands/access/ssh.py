@@ -11,8 +11,15 @@ import click
 from caphv.api.plaintext import one_line
 from commands.errors import InputError
 
-# No questions, which a step in the middle would wait for.
-_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=15")
+# No questions, which a step in the middle would wait for. The machines are those of tenants: root
+# there must not use the user's keys, display or commands.
+_OPTIONS = (
+    "BatchMode=yes",
+    "ConnectTimeout=15",
+    "ServerAliveInterval=15",
+    "ClearAllForwardings=yes",
+    "PermitLocalCommand=no",
+)
 _LONGEST_LINE = 4096
 
 
@@ -25,7 +32,7 @@ def run_script(user: str, address: str, script: str) -> int:
     :param address: the machine's IP address
     :param script: for `sh`, which reads it from its standard input
     """
-    command = ["ssh", *(word for option in _OPTIONS for word in ("-o", option))]
+    command = ["ssh", "-a", "-x", *(word for option in _OPTIONS for word in ("-o", option))]
     command += ["-l", user] if user else []
     command += [address, "sudo", "-n", "sh", "-s"]
     try:

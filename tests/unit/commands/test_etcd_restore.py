@@ -18,6 +18,7 @@ from caphv.api.names import ETCD_RESTORE_ANNOTATION
 from caphv.api.object import Obj
 from caphv.runtime.errors import Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
+from commands.access import ssh
 from commands.access.changes import confirm
 from commands.options.changes import ChangeOptions
 from tests.support import kubeconfigs
@@ -107,7 +108,8 @@ def test_an_api_that_does_not_answer_prevents_the_end_and_not_the_beginning(serv
     refused = call(servers, "--finish", "--yes")
     assert (refused.exit_code, cluster(servers)["spec"]["paused"]) == (1, True)
     assert "no answer" in refused.stdout
-    assert call(servers, "--finish", "--yes", "--force").exit_code == 0
+    given_up = call(servers, "--finish", "--yes", "--force")
+    assert (given_up.exit_code, "systemctl enable --now rke2-server" in given_up.stderr) == (0, True)
     assert cluster(servers)["spec"]["paused"] is False
 
 
@@ -240,6 +242,7 @@ def test_steps_run_by_ssh_in_order(servers: Servers, ssh_log: Path) -> None:
     assert "\x1b" not in begun.output
     lines = ssh_log.read_text().splitlines()
     assert len(lines) == 9
+    assert all(line.startswith("-a -x ") and "PermitLocalCommand=no" in line for line in lines)
     assert all("BatchMode=yes" in line and "sudo -n sh -s" in line for line in lines)
     assert cluster(servers)["spec"]["paused"] is True
 
@@ -254,7 +257,7 @@ def test_ssh_stops_at_the_first_failure_and_continues(
     # Nothing stops before all machines are as expected.
     has_begun = broken > 3
     assert ("continue with caphv etcd restore team/shop --ssh" in begun.stderr) is has_begun
-    assert ("it has stopped no server" in begun.stderr) is not has_begun
+    assert ("nothing was changed" in begun.stderr) is not has_begun
     assert ("paused" in cluster(servers)["spec"]) is has_begun
 
     monkeypatch.setenv("BROKEN", "never")
@@ -262,6 +265,22 @@ def test_ssh_stops_at_the_first_failure_and_continues(
     assert again.exit_code == 0, again.output
     assert len(json.loads(again.stdout)["steps"]) == 9
     assert len(ssh_log.read_text().splitlines()) == broken + 9
+
+
+def test_an_interruption_says_how_to_continue(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def run_script(user: str, address: str, script: str) -> int:
+        calls.append(address)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return 0
+
+    monkeypatch.setattr(ssh, "run_script", run_script)
+    result = call(servers, NAME, "--ssh", "--yes")
+    assert (result.exit_code, len(calls)) == (1, 4)
+    assert "may still run on Machine cp-1" in result.stderr
+    assert "continue with caphv etcd restore team/shop --ssh" in result.stderr
 
 
 def test_nothing_runs_without_consent_or_where_a_step_must_be_done_by_hand(servers: Servers, ssh_log: Path) -> None:
