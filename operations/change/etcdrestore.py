@@ -33,6 +33,7 @@ from operations.status.parts import Parts
 _NAMED = 5
 # A kubelet renews its Lease every ten seconds.
 _FRESH = timedelta(minutes=1)
+_CLOCK_SKEW = timedelta(minutes=5)
 _MEMBER_ANNOTATIONS = ("etcd.rke2.cattle.io/node-name", "etcd.k3s.cattle.io/node-name")
 # It becomes part of names of files on the machines.
 _ID = re.compile(r"[0-9a-f]{8}")
@@ -122,25 +123,24 @@ def choose(
 
     copies = [copy for copy in snapshots if copy.name == snapshot]
     if not copies:
-        known = list(dict.fromkeys(copy.name for copy in snapshots if not copy.wrong))
-        listed = name_some(known, _NAMED) or "none that can be restored"
+        good = list(dict.fromkeys(copy.name for copy in snapshots if not copy.wrong))
+        listed = name_some(good, _NAMED) or "none that can be restored"
         raise ChangeError([f"the cluster has no snapshot {snapshot}; there are {listed}"])
     # A server records a failed upload in addition to the file that it wrote.
     copies = [copy for copy in copies if not copy.wrong] or copies
 
     # A copy on a disk is only good for its machine.
-    owners = {name: server.node.name for name, server in servers.items() if server.node}
+    owners = {server.node.name: name for name, server in servers.items() if server.node}
     local = [copy for copy in copies if not copy.s3]
     for copy in local:
-        owner = next((name for name, node in owners.items() if node == copy.node), "")
-        if owner and owner == machine:
-            return Restore(copy.path, False, owner), copy
+        if machine and owners.get(copy.node) == machine:
+            return Restore(copy.path, False, machine), copy
     for copy in copies:
         if copy.s3:
             return Restore(copy.name, True, machine or _readiest(servers)), copy
 
     copy = local[0]
-    owner = next((name for name, node in owners.items() if node == copy.node), "")
+    owner = owners.get(copy.node, "")
     if not owner or machine:
         where = f"on Node {copy.node} only"
         remedy = f"leave --on away: that is Machine {owner}" if owner else "choose another one"
@@ -164,7 +164,7 @@ def identify(
 
 
 def begin(parts: Parts, restore: Restore, checks: Sequence[Check]) -> Plan:
-    """Return the plan that records a restore and pauses the Cluster."""
+    """Return the plan that records a restore and pauses the Cluster, also for a second time."""
     cluster = parts.cluster
     is_paused = bool(at(cluster, "spec", "paused"))
     record = {
@@ -366,13 +366,18 @@ def ready_nodes(nodes: Iterable[Obj], leases: Iterable[Obj], now: datetime) -> d
     """Return the Nodes and whether each is ready, and its kubelet has renewed its Lease.
 
     A snapshot contains the conditions of its time, which a server that is still stopped keeps
-    until the grace period is over.
+    until the grace period is over. Times of Leases are compared with the newest one, because the
+    clock of this computer may differ from those of the servers by some minutes.
 
     :param nodes: the Nodes of the workload cluster
     :param leases: the Leases of namespace `kube-node-lease`
     :param now: the present time, with a zone
     """
-    alive = {str(at(lease, "metadata", "name")) for lease in leases if _is_fresh(lease, now)}
+    renewed = {str(at(lease, "metadata", "name")): _renewal_of(lease) for lease in leases}
+    times = [time for time in renewed.values() if time and abs(time - now) <= _CLOCK_SKEW]
+    newest = max(times, default=now)
+    alive = {name for name, time in renewed.items() if time and newest - time < _FRESH}
+
     result: dict[str, bool] = {}
     for node in nodes:
         name = str(at(node, "metadata", "name"))
@@ -380,12 +385,13 @@ def ready_nodes(nodes: Iterable[Obj], leases: Iterable[Obj], now: datetime) -> d
     return result
 
 
-def _is_fresh(lease: Obj, now: datetime) -> bool:
+def _renewal_of(lease: Obj) -> datetime | None:
+    """Return when a Lease was renewed; None if that is no time with a zone."""
     try:
         renewed = datetime.fromisoformat(str(at(lease, "spec", "renewTime")))
-        return now - renewed < _FRESH
-    except (ValueError, TypeError, OverflowError):
-        return False
+    except ValueError:
+        return None
+    return renewed if renewed.tzinfo else None
 
 
 def _store_checks(parts: Parts, copy: EtcdSnapshot | None, subject: str) -> Iterator[Check]:

@@ -252,6 +252,22 @@ def test_a_node_of_a_server_that_is_still_stopped_is_not_ready(renewed: str | No
     assert ready_nodes([node], [], NOW) == {"cp-1": False}
 
 
+@pytest.mark.parametrize("skew", [timedelta(minutes=-3), timedelta(minutes=3)])
+def test_the_clock_of_this_computer_may_differ(skew: timedelta) -> None:
+    nodes: list[Obj] = [
+        {"metadata": {"name": name}, "status": {"conditions": [condition("Ready", "True")]}}
+        for name in ("cp-1", "cp-2")
+    ]
+    leases: list[Obj] = [
+        {"metadata": {"name": "cp-1"}, "spec": {"renewTime": (NOW - timedelta(seconds=9)).isoformat()}},
+        {"metadata": {"name": "cp-2"}, "spec": {"renewTime": (NOW - timedelta(minutes=2)).isoformat()}},
+    ]
+    assert ready_nodes(nodes, leases, NOW + skew) == {"cp-1": True, "cp-2": False}
+    # That of a single server does not count.
+    leases.append({"metadata": {"name": "cp-3"}, "spec": {"renewTime": "9999-12-31T23:59:59-23:59"}})
+    assert ready_nodes(nodes, leases, NOW) == {"cp-1": True, "cp-2": False}
+
+
 @pytest.mark.parametrize(
     "metadata",
     [
