@@ -35,6 +35,7 @@ from operations.status.model import Cluster, Machine
 
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 _SIGNATURE = re.compile(r"[A-Za-z0-9+/]{32,64}={0,2}")
+_PORT = re.compile(r"[1-9][0-9]{1,4}")
 _FOLDER = re.compile(r"(/[A-Za-z0-9_.-]+)+")
 _PODS = (
     "etcd",
@@ -251,7 +252,11 @@ def distribution_of(cluster: Obj, control_plane: Obj | None) -> Distribution:
     """
     kind = str(at(cluster, "spec", "controlPlaneRef", "kind") or "")
     if kind == "KThreesControlPlane":
-        return Distribution("k3s", "k3s", "/var/lib/rancher/k3s", 6443)
+        path = ("spec", "kthreesConfigSpec", "serverConfig", "httpsListenPort")
+        port = str(at(control_plane, *path) or "6443")
+        if not _PORT.fullmatch(port):
+            raise ChangeError([f"{'.'.join(path)} {port!r} of the KThreesControlPlane is no port"])
+        return Distribution("k3s", "k3s", "/var/lib/rancher/k3s", int(port))
     if kind == RANCHER_CONTROL_PLANE:
         raise ChangeError(["Rancher provisions the cluster: restore the snapshot there"])
     if kind != "RKE2ControlPlane":

@@ -139,6 +139,16 @@ def test_a_data_folder_cannot_act_as_a_command(folder: object) -> None:
         plan(three(), control_plane={"spec": {"agentConfig": {"dataDir": folder}}})
 
 
+def test_servers_of_k3s_join_at_its_port() -> None:
+    def k3s(port: str) -> Obj:
+        return {"spec": {"kthreesConfigSpec": {"serverConfig": {"httpsListenPort": port}}}}
+
+    assert distribution("KThreesControlPlane", None).join_port == 6443
+    assert distribution("KThreesControlPlane", k3s("7443")).join_port == 7443
+    with pytest.raises(ChangeError, match="is no port"):
+        distribution("KThreesControlPlane", k3s("1; reboot"))
+
+
 @pytest.mark.parametrize(("snapshot", "s3"), [("", True), ("", False), ("a/b", True), ("../x", False), ("x", False)])
 def test_a_reset_always_has_a_file(snapshot: str, s3: bool) -> None:
     """Without one, it keeps the old database."""
