@@ -15,6 +15,7 @@ from commands.access.changes import confirm
 from commands.access.management import management_client, run
 from commands.access.workload import workload_client
 from commands.errors import CommandError, InputError
+from commands.etcd_restore import restore
 from commands.etcd_snapshots import snapshots
 from commands.options.changes import ChangeOptions, change_options
 from commands.options.formats import output_option
@@ -47,10 +48,11 @@ Examples:
 """
 )
 def etcd() -> None:
-    """List etcd members and snapshots, and remove stale members."""
+    """List etcd members and snapshots, remove stale members, and restore a snapshot."""
 
 
 etcd.add_command(snapshots)
+etcd.add_command(restore)
 
 
 @etcd.command(

@@ -111,6 +111,7 @@ def cluster_fields(obj: Obj) -> list[Any]:
         annotations_of(obj).get(names.PARKED_SINCE_ANNOTATION),
         annotations_of(obj).get(names.PAUSED_BY_PARK_ANNOTATION),
         annotations_of(obj).get(names.MOVING_ANNOTATION),
+        annotations_of(obj).get(names.ETCD_RESTORE_ANNOTATION),
         labels.get(names.WATCH_FILTER_LABEL),
         labels.get(names.AUTO_IMPORT_LABEL),
         *(labels.get(name) for name in names.FLEET_LABELS),

@@ -90,6 +90,8 @@ RESTORED_FROM_ANNOTATION = "caphv.io/restored-from"
 FORMER_OWNER_ANNOTATION = "caphv.io/former-owner"
 # On a Cluster that `caphv move` has paused: the uid of the target's namespace kube-system.
 MOVING_ANNOTATION = "caphv.io/moving-to"
+# On a Cluster that `caphv etcd restore` has paused: snapshot and machine, as JSON.
+ETCD_RESTORE_ANNOTATION = "caphv.io/etcd-restore"
 # On a Cluster: "true" parks it, "false" resumes it. Without it, a schedule decides if there is one.
 # The other four record for the provider that the schedule parks it now, since when it is parked,
 # that the provider has paused it, and which machine stops last.

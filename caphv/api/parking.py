@@ -7,6 +7,7 @@ record everything that an interrupted park or resume needs to continue.
 from __future__ import annotations
 
 from caphv.api.names import (
+    ETCD_RESTORE_ANNOTATION,
     MOVING_ANNOTATION,
     PARK_ANNOTATION,
     PARK_SCHEDULE_ANNOTATION,
@@ -75,6 +76,11 @@ def awaits_confirmation(cluster: Obj) -> bool:
 def is_moving(cluster: Obj) -> bool:
     """Return whether `caphv move` is moving the Cluster. Nothing else may end its pause then."""
     return MOVING_ANNOTATION in annotations_of(cluster)
+
+
+def is_restoring_etcd(cluster: Obj) -> bool:
+    """Return whether etcd is being restored, for which all control plane machines must run."""
+    return ETCD_RESTORE_ANNOTATION in annotations_of(cluster) and not being_deleted(cluster)
 
 
 def is_resumed_unpaused(cluster: Obj) -> bool:

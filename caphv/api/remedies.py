@@ -84,6 +84,8 @@ LABEL_ZONE = Remedy("kubectl label node {host} {label}=ZONE")
 
 # etcd
 REMOVE_MEMBERS = Remedy("caphv etcd remove {ref}")
+CONTINUE_RESTORE = Remedy("caphv etcd restore {ref}")
+FINISH_RESTORE = Remedy("caphv etcd restore {ref} --finish")
 
 DESCRIBE = Look("kubectl describe {kind} {name} -n {namespace}")
 DESCRIBE_MACHINE = Look("kubectl describe machine {machine} -n {namespace}")

@@ -161,6 +161,11 @@ def _park_checks(parts: Parts) -> Iterator[Check]:
             "Complete the move, and park it there",
         ),
         (
+            names.ETCD_RESTORE_ANNOTATION in annotations_of(cluster),
+            "its etcd is being restored",
+            f"Complete the restore: {remedies.FINISH_RESTORE(ref=parts.key)}",
+        ),
+        (
             parts.harvester_cluster is None,
             "it has no HarvesterCluster that you may read",
             "Check spec.infrastructureRef and your rights",

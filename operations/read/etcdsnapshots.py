@@ -42,6 +42,11 @@ class EtcdSnapshot:
     error: str = ""
 
     @property
+    def path(self) -> str:
+        """The path on the Node; empty for a copy in a store."""
+        return "" if self.s3 else _path(self.location)
+
+    @property
     def wrong(self) -> bool:
         """Whether the copy cannot be restored."""
         return self.state != READY
@@ -68,6 +73,18 @@ def snapshots_of(objs: Iterable[Obj], nodes: Collection[str]) -> tuple[EtcdSnaps
     return tuple(snapshots)
 
 
+def is_path(text: str) -> bool:
+    """Return whether a text is an absolute path of a file, without `..` or control characters."""
+    is_normal = text.startswith("/") and posixpath.normpath(text) == text != "/"
+    return is_normal and text.isprintable() and len(text) <= _LONGEST_PATH
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text is a name of a file, without control characters."""
+    is_file = bool(text) and "/" not in text and text not in (".", "..")
+    return is_file and text.isprintable() and len(text) <= _LONGEST_NAME
+
+
 def _snapshot(obj: Obj, nodes: Collection[str]) -> EtcdSnapshot:
     name = _text(obj, "spec", "snapshotName")
     node = _text(obj, "spec", "nodeName")
@@ -76,10 +93,10 @@ def _snapshot(obj: Obj, nodes: Collection[str]) -> EtcdSnapshot:
     state = READY if at(obj, "status", "readyToUse") is True else FAILED
     error = _text(obj, "status", "error", "message")
 
-    # The workload cluster writes the records, so that they may name no file at all.
-    if state == READY and not _is_name(name):
+    # The workload cluster writes the records, and a reset without a file restores nothing.
+    if state == READY and not is_name(name):
         state, error = FAILED, "its name is not that of a file"
-    elif state == READY and not s3 and not _is_path(_path(location)):
+    elif state == READY and not s3 and not is_path(_path(location)):
         state, error = FAILED, "its location is not a path of a file"
     # Such a record stays until a server compares it with the Nodes again.
     elif state == READY and not s3 and node not in nodes:
@@ -97,18 +114,6 @@ def _snapshot(obj: Obj, nodes: Collection[str]) -> EtcdSnapshot:
 def _path(location: str) -> str:
     """Return the path of a location `file:///…`; empty for another one."""
     return location.removeprefix("file://") if location.startswith("file:///") else ""
-
-
-def _is_path(text: str) -> bool:
-    """Return whether a text is an absolute path of a file, without `..` or control characters."""
-    is_normal = text.startswith("/") and posixpath.normpath(text) == text != "/"
-    return is_normal and text.isprintable() and len(text) <= _LONGEST_PATH
-
-
-def _is_name(text: str) -> bool:
-    """Return whether a text is a name of a file, without control characters."""
-    is_file = bool(text) and "/" not in text and text not in (".", "..")
-    return is_file and text.isprintable() and len(text) <= _LONGEST_NAME
 
 
 def _is_time(text: str) -> bool:

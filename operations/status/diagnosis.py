@@ -13,8 +13,8 @@ from datetime import datetime
 
 from caphv.api import clusterapi, remedies
 from caphv.api.counting import counted
-from caphv.api.names import ConditionType, Reason
-from caphv.api.object import being_deleted
+from caphv.api.names import ETCD_RESTORE_ANNOTATION, ConditionType, Reason
+from caphv.api.object import annotations_of, being_deleted
 from operations.read.objects import condition_of, time_of
 from operations.status.conditionproblems import (
     PATIENCE,
@@ -89,6 +89,7 @@ def problems_of(parts: Parts, now: datetime) -> tuple[Problem, ...]:
         problems += _cluster_problems(parts, now)
 
     problems += _pause_problems(parts)
+    problems += _restore_problems(parts)
     if schedule:
         problems.append(schedule)
     return tuple(sorted(problems, key=lambda problem: problem.severity.rank))
@@ -215,6 +216,20 @@ def _pause_problems(parts: Parts) -> Iterator[Problem]:
         "paused: nothing is reconciled",
         f"Resume it: {resume_commands(parts)}",
         str(condition_of(first, "Paused").get("lastTransitionTime") or ""),
+    )
+
+
+def _restore_problems(parts: Parts) -> Iterator[Problem]:
+    """Yield an error for a restore of etcd whose pause has ended: servers may be stopped."""
+    cluster = parts.cluster
+    if ETCD_RESTORE_ANNOTATION not in annotations_of(cluster) or resume_command(cluster):
+        return
+    yield Problem(
+        Severity.ERROR,
+        (object_name(cluster, "Cluster"),),
+        "RestoreNotPaused",
+        "etcd is being restored without a pause: machines may be replaced meanwhile",
+        f"Pause it again: {remedies.CONTINUE_RESTORE(ref=parts.key)}",
     )
 
 

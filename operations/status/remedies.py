@@ -8,6 +8,7 @@ from caphv.api import parking, remedies
 from caphv.api.identities import is_cluster_identity, secret_name
 from caphv.api.names import (
     ADOPT_ANNOTATION,
+    ETCD_RESTORE_ANNOTATION,
     PAUSED_ANNOTATION,
     RANCHER_FORCE_REMOVE_ANNOTATION,
     Reason,
@@ -311,7 +312,11 @@ def resume_command(obj: Obj) -> str:
     # A Cluster may be paused in both ways at once.
     commands = []
     if kind == "cluster" and at(obj, "spec", "paused"):
-        commands.append(remedies.RESUME_CLUSTER(**place))
+        # Without this pause, machines would be replaced while their servers are stopped.
+        if ETCD_RESTORE_ANNOTATION in annotations_of(obj):
+            commands.append(remedies.FINISH_RESTORE(ref=key_of(obj)))
+        else:
+            commands.append(remedies.RESUME_CLUSTER(**place))
     if PAUSED_ANNOTATION in annotations_of(obj):
         commands.append(remedies.REMOVE_ANNOTATION(**place, annotation=PAUSED_ANNOTATION))
     return " && ".join(commands)

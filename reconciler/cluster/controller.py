@@ -132,7 +132,8 @@ class ClusterReconciler:
         obj, cluster = scope.obj, scope.cluster
         # A pause of the HarvesterCluster itself is a user's: nothing is written then.
         if parking.concerns(cluster) and not clusterapi.paused(None, obj):
-            if parking.awaits_confirmation(cluster) or parking.is_moving(cluster):
+            is_held = parking.is_moving(cluster) or parking.is_restoring_etcd(cluster)
+            if is_held or parking.awaits_confirmation(cluster):
                 park.report_held(scope)
             elif not parking.is_resumed_unpaused(cluster):
                 return await self._park(scope)

@@ -8,6 +8,7 @@ Service without owning it, so this provider deletes both.
 from __future__ import annotations
 
 from caphv.api import ippool, names
+from caphv.api.interfaceaddresses import address_of
 from caphv.api.names import LOAD_BALANCER_SUFFIX, ConditionType, Reason, generated_names
 from caphv.api.object import SERVICES, Obj, at, key_of, list_at, text_at
 from caphv.api.ownership import record
@@ -135,7 +136,7 @@ async def release_address(scope: ClusterScope) -> None:
 def service_address(service: Obj) -> str:
     """Return the address that kube-vip has assigned to a Service, empty for none."""
     for entry in list_at(service, "status", "loadBalancer", "ingress"):
-        if entry.get("ip"):
+        if address_of(entry.get("ip")):
             return str(entry["ip"])
     return ""
 

@@ -1,12 +1,12 @@
 """Derive addresses of a machine and the state of its VM from VirtualMachine and instance."""
 
-import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from caphv.api import names
 from caphv.api.hosts import is_ready
+from caphv.api.interfaceaddresses import Address, address_of, is_host
 from caphv.api.object import Obj, annotations_of, at, being_deleted, list_at, text_at
 from caphv.api.plaintext import plain
 from caphv.api.virtualmachine import claims_of
@@ -167,14 +167,16 @@ def _nic_addresses(interface: Obj, endpoint: str) -> Iterator[str]:
             yield str(address)
 
 
-def _usable(text: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address in a text, None if it is invalid or not reachable from elsewhere."""
-    try:
-        address = ipaddress.ip_address((text or "").partition("/")[0])
-    except ValueError:
+def _usable(text: object) -> Address | None:
+    """Return the address in a text, None if it is invalid or not reachable from elsewhere.
+
+    The guest's agent writes the text. A zone, as in `fe80::1%eth0`, may have any characters, which
+    would act as commands where an address becomes part of a script.
+    """
+    address = address_of(text.partition("/")[0]) if isinstance(text, str) else None
+    if address is None or not is_host(address) or address.is_link_local:
         return None
-    is_unusable = address.is_link_local or address.is_unspecified or address.is_multicast
-    return None if is_unusable else address
+    return address
 
 
 def vm_state(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
+from caphv.api.interfaceaddresses import address_of
 from caphv.api.names import GROUP, PARK_SCHEDULE_ANNOTATION
 from caphv.api.parkschedule import ScheduleError, load_zone, parse_schedule
 from caphv.api.resources import CLUSTER_API_GROUP
@@ -213,9 +213,6 @@ def _endpoints(inventory: Inventory) -> Iterator[tuple[Entry, Field]]:
 
 
 def _is_host(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        # Text that looks like an address but is not one cannot be a host name either.
-        return bool(_SUBDOMAIN.fullmatch(text)) and not re.fullmatch(r"[0-9.]+", text)
-    return True
+    # Text that looks like an address but is not one cannot be a host name either.
+    is_name = bool(_SUBDOMAIN.fullmatch(text)) and not re.fullmatch(r"[0-9.]+", text)
+    return is_name or address_of(text) is not None

@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from caphv.api import interfaces
+from caphv.api.interfaceaddresses import address_of
 from caphv.api.object import Obj
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
@@ -96,18 +97,10 @@ def _check_interfaces(obj: Obj) -> Iterator[Finding]:
 
         for index, settings in enumerate(listed):
             for number, server in enumerate(settings.get("dnsServers", ())):
-                if not _is_ip(server):
+                if address_of(server) is None:
                     where = (*root, index, "dnsServers", number)
                     detail = "must be an IP address, for example 9.9.9.9"
                     yield Finding(where, Fault.INVALID, detail, value=server)
-
-
-def _is_ip(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def is_ipv4(text: str) -> bool:

@@ -254,12 +254,16 @@ def report_schedule(scope: ClusterScope) -> None:
 
 
 def report_held(scope: ClusterScope) -> None:
-    """Report what a cluster waits for that was restored while parked. A move needs no report."""
+    """Report what keeps a cluster from being parked or resumed. A move needs no report."""
     if parking.awaits_confirmation(scope.cluster):
         message = (
             "restored while it was parked: when the old management cluster is stopped, repeat the "
             "restore with --old-management-cluster-stopped; machines adopt their VMs then"
         )
+        scope.draft.set_false(ConditionType.PARKED, Reason.PARK_BLOCKED, message)
+    elif parking.is_restoring_etcd(scope.cluster):
+        finish = remedies.FINISH_RESTORE(ref=scope.cluster_key)
+        message = f"VMs stay as they are until the restore of etcd is finished: {finish}"
         scope.draft.set_false(ConditionType.PARKED, Reason.PARK_BLOCKED, message)
 
 

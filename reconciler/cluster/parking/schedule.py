@@ -39,7 +39,8 @@ async def follow_schedule(scope: ClusterScope, now: datetime) -> float | None:
             _report(scope, str(error))
             return None  # the record stays as it is, until a user corrects the schedule
 
-    if parking.is_moving(cluster) or being_deleted(cluster) or being_deleted(scope.obj):
+    is_held = parking.is_moving(cluster) or parking.is_restoring_etcd(cluster)
+    if is_held or being_deleted(cluster) or being_deleted(scope.obj):
         _report(scope, "")
         return None
     # A pause that a user or a restore has set suspends the schedule as well.

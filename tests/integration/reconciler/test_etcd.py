@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from caphv.api import remedies
-from caphv.api.names import RKE2_HOOK
-from caphv.api.object import NODES, Obj
+from caphv.api.names import ETCD_RESTORE_ANNOTATION, RKE2_HOOK
+from caphv.api.object import LEASES, NAMESPACES, NODES, Obj
 from caphv.api.resources import ETCD_SNAPSHOT_FILES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
@@ -24,13 +26,21 @@ from sandbox.processes.apiserver import private_file
 from tests.support.etcdsnapshots import CRD, snapshot_file
 from tests.support.openapi import CRDS
 from tests.support.printed import printed_in
-from tests.support.reconciler.case import CLUSTER_LABEL, HARVESTER_MACHINES, MACHINES, Case
+from tests.support.reconciler.case import (
+    CLUSTER_LABEL,
+    CLUSTERS,
+    HARVESTER_CLUSTERS,
+    HARVESTER_MACHINES,
+    MACHINES,
+    Case,
+)
 from tests.support.reconciler.conditions import condition_of
 from tests.support.reconciler.servers import control_plane, machines_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
+K3S_MEMBER = "etcd.k3s.cattle.io/node-name"
 REMOVALS, FAILURES = "caphv_etcd_member_remove_total", "caphv_etcd_member_remove_errors_total"
 
 
@@ -219,6 +229,82 @@ async def test_snapshots_that_servers_recorded_are_listed(case: Case, tmp_path: 
         assert locations == [file["spec"]["location"] for file in files]
     finally:
         await client.close()
+
+
+async def test_a_restore_pauses_the_cluster_until_its_nodes_are_ready(case: Case, tmp_path: Path) -> None:
+    client, machines = await control_plane(case, "a", "b"), machines_of("a", "b")
+    try:
+        reference = {"apiGroup": "controlplane.cluster.x-k8s.io", "kind": "KThreesControlPlane", "name": case.name}
+        await case.patch(CLUSTERS, case.name, {"spec": {"controlPlaneRef": reference}})
+        for name, machine in machines.items():
+            status = {"status": {"nodeRef": {"name": name}}}
+            await case.management.patch(MACHINES, machine, case.name, status, subresource="status")
+        for name in machines:
+            await client.patch(NODES, name, "", {"metadata": {"annotations": {K3S_MEMBER: f"{name}-1a2b"}}})
+        ref, words = f"{case.name}/{case.name}", ("--on", machines["a"], "/var/backup/snapshot")
+        before = uids(await case.management.list(MACHINES, case.name))
+        status, text = await caphv(case, tmp_path, "etcd", "restore", ref, *words, "--dry-run")
+        assert status == 0, text
+        assert not (await case.get(CLUSTERS, case.name))["spec"].get("paused")
+
+        status, text = await caphv(case, tmp_path, "etcd", "restore", ref, *words, "--yes")
+        assert status == 0, text
+        address = (await case.get(HARVESTER_MACHINES, "a"))["status"]["addresses"][0]["address"]
+        assert f"Restore the snapshot, and start the server: Machine {machines['a']}\nssh " in text
+        assert f"@{address} sudo sh -s <<'CAPHV'\n" in text
+        await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: condition_of(obj, "Paused").get("status") == "True")
+
+        # A user ends the pause too early.
+        await case.patch(CLUSTERS, case.name, {"spec": {"paused": False}})
+        _, text = await caphv(case, tmp_path, "status", ref)
+        command = printed_in(remedies.CONTINUE_RESTORE, text)
+        status, text = await caphv(case, tmp_path, *command.split()[1:], "--yes")
+        assert (status, "its pause has ended" in text) == (0, True), text
+        assert (await case.get(CLUSTERS, case.name))["spec"]["paused"]
+        await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: condition_of(obj, "Paused").get("status") == "True")
+
+        # Another operator sees the pause, and how it ends.
+        _, text = await caphv(case, tmp_path, "status", ref)
+        command = printed_in(remedies.FINISH_RESTORE, text)
+        await renew_leases(client, "a", "b")
+        await client.delete(NODES, "a")
+        status, text = await caphv(case, tmp_path, *command.split()[1:], "--yes")
+        assert (status, f"Node a of Machine {machines['a']} does not exist" in text) == (1, True), text
+        assert (await case.get(CLUSTERS, case.name))["spec"]["paused"]
+
+        # The snapshot has the Node with the member of its time; servers write the new one.
+        node = {"metadata": {"name": "a", "annotations": {K3S_MEMBER: "a-1a2b"}}}
+        node["spec"] = {"providerID": "harvester://a"}
+        await client.create(NODES, {"apiVersion": "v1", "kind": "Node", **node})
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+        await client.patch(NODES, "a", "", {"status": {"conditions": [ready]}}, subresource="status")
+        status, text = await caphv(case, tmp_path, *command.split()[1:], "--yes")
+        assert (status, "the snapshot was not restored" in text) == (1, True), text
+        await client.patch(NODES, "a", "", {"metadata": {"annotations": {K3S_MEMBER: "a-3c4d"}}})
+        status, text = await caphv(case, tmp_path, *command.split()[1:], "--yes")
+        assert status == 0, text
+        cluster = await case.get(CLUSTERS, case.name)
+        assert not cluster["spec"].get("paused")
+        assert ETCD_RESTORE_ANNOTATION not in (cluster["metadata"].get("annotations") or {})
+        assert uids(await case.management.list(MACHINES, case.name)) == before
+    finally:
+        await client.close()
+
+
+def uids(page: Obj) -> set[str]:
+    return {obj["metadata"]["uid"] for obj in page["items"]}
+
+
+async def renew_leases(client: ApiClient, *nodes: str) -> None:
+    """Renew the Leases as kubelets do."""
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kube-node-lease"}}
+    with suppress(ApiError):
+        await client.create(NAMESPACES, space)
+    for node in nodes:
+        metadata = {"name": node, "namespace": "kube-node-lease"}
+        spec = {"renewTime": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")}
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+        await client.create(LEASES, lease)
 
 
 async def created(client: ApiClient, obj: Obj) -> bool:

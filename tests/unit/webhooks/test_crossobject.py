@@ -29,6 +29,12 @@ WRONG: list[tuple[str, str, Obj, str]] = [
         {"spec.controlPlaneEndpoint": {"host": "1.2.3.400"}},
         "spec.controlPlaneEndpoint.host",
     ),
+    (
+        "cluster-endpoint",
+        "cluster",
+        {"spec.controlPlaneEndpoint": {"host": "fd00::1%x;reboot"}},
+        "spec.controlPlaneEndpoint.host",
+    ),
     ("cluster-endpoint", "cluster", {"spec.controlPlaneEndpoint": {"port": 70000}}, "spec.controlPlaneEndpoint.port"),
     (
         "cluster-endpoint-given",

@@ -114,6 +114,10 @@ def _move(builder: Builder) -> None:
     annotate(builder.cluster, moving_to="x")
 
 
+def _restore(builder: Builder) -> None:
+    annotate(builder.cluster, etcd_restore="{}")
+
+
 def _pause(builder: Builder) -> None:
     builder.harvester_cluster["metadata"]["annotations"] = {names.PAUSED_ANNOTATION: ""}
 
@@ -131,6 +135,7 @@ def _hide(builder: Builder) -> None:
     [
         (_delete, "being deleted"),
         (_move, "being moved"),
+        (_restore, "being restored"),
         (_pause, "keeps the provider from it"),
         (_manage, "another controller manages"),
         (_hide, "no HarvesterCluster that you may read"),

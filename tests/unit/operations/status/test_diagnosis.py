@@ -261,6 +261,29 @@ def test_a_paused_cluster_says_how_to_resume_it(
     assert (problem.severity, problem.since) == (Severity.NOTE, ago(hours=5))
 
 
+def test_the_pause_of_a_restore_ends_with_it() -> None:
+    builder = Builder()
+    builder.cluster["spec"]["paused"] = True
+    builder.cluster["metadata"]["annotations"] = {"caphv.io/etcd-restore": "{}"}
+    (problem,) = problems(builder)
+    assert problem.next_step == "Resume it: caphv etcd restore team/shop --finish"
+
+
+def test_a_restore_whose_pause_has_ended_is_an_error() -> None:
+    """Servers may be stopped, and are replaced."""
+    builder = Builder()
+    builder.cluster["metadata"]["annotations"] = {"caphv.io/etcd-restore": "{}"}
+    (problem,) = problems(builder)
+    assert (problem.severity, problem.next_step) == (
+        Severity.ERROR,
+        "Pause it again: caphv etcd restore team/shop",
+    )
+    builder.cluster["metadata"]["annotations"]["cluster.x-k8s.io/paused"] = ""
+    builder.cluster["spec"]["paused"] = True
+    (problem,) = problems(builder)
+    assert "--finish && kubectl annotate" in problem.next_step
+
+
 def test_a_pause_hides_nothing_else() -> None:
     builder = Builder()
     builder.cluster["spec"]["paused"] = True

@@ -192,11 +192,11 @@ CASES: dict[str, tuple[Obj, str, str]] = {
         "spec.workers[0].networkInterfaces[0].addressesFromPools[1]",
         "definition-interfaces",
     ),
-    "DNS server of an interface by name": (
+    "DNS server of an interface that is no address": (
         definition(
             machines={
                 "networkInterfaces": [
-                    {"network": "default/production", "addressesFromPools": [POOL], "dnsServers": ["dns"]}
+                    {"network": "default/production", "addressesFromPools": [POOL], "dnsServers": ["fe80::1%x;"]}
                 ]
             }
         ),

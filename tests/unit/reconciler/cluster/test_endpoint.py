@@ -131,3 +131,8 @@ def test_endpoint_that_no_machine_has_used_follows_the_service() -> None:
     scope = Scope("192.0.2.8", provisioned=False)
     ensure(scope)
     assert scope.written == [{"controlPlaneEndpoint": {"host": "192.0.2.8", "port": 6443}}]
+
+
+@pytest.mark.parametrize("text", ["fd00::1%x;reboot", "api.example.com", "", 5])
+def test_an_address_of_a_service_that_is_none_is_not_the_endpoint(text: object) -> None:
+    assert endpoint.service_address({"status": {"loadBalancer": {"ingress": [{"ip": text}]}}}) == ""

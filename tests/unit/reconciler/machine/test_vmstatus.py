@@ -51,6 +51,16 @@ class TestAddresses:
         }
         assert listed(vmi(nic)) == ["10.0.0.5"]
 
+    @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:10.0.0.5", "224.0.0.1", "255.255.255.255"])
+    def test_addresses_of_no_single_host_are_dropped(self, address: str) -> None:
+        assert addresses(vmi({"name": "nic-1", "ipAddress": address, "ipAddresses": [address]})) == []
+
+    @given(st.text() | st.text().map("fd00::1%{}".format))
+    def test_text_of_a_guest_cannot_act_as_a_command(self, text: str) -> None:
+        """Root of a guest decides what its agent reports."""
+        for entry in addresses(vmi({"name": "nic-1", "ipAddress": text, "ipAddresses": [text]})):
+            assert set(entry["address"]) <= set("0123456789abcdef.:")
+
     def test_networks_inside_the_guest_are_dropped(self) -> None:
         cni = {"interfaceName": "cni0", "ipAddress": "10.42.0.1"}
         assert listed(vmi({"name": "nic-1", "ipAddress": "10.0.0.5"}, cni)) == ["10.0.0.5"]

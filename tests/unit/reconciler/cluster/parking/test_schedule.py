@@ -10,6 +10,7 @@ import pytest
 
 from caphv.api.conditions import get_condition
 from caphv.api.names import (
+    ETCD_RESTORE_ANNOTATION,
     MOVING_ANNOTATION,
     PARK_ANNOTATION,
     PARK_SCHEDULE_ANNOTATION,
@@ -88,6 +89,7 @@ DELETED = {"deletionTimestamp": "2026-11-26T10:00:00Z", "finalizers": ["x"]}
 PAUSED_WHEN_PARKED = {PARKED_SINCE_ANNOTATION: "x"}
 PARKED = {PARKED_SINCE_ANNOTATION: "x", PAUSED_BY_PARK_ANNOTATION: "true"}
 RESTORED = {PARKED_SINCE_ANNOTATION: "x", PAUSED_BY_PARK_ANNOTATION: "restore"}
+RESTORING_ETCD = {ETCD_RESTORE_ANNOTATION: "{}"}
 MOVING = {MOVING_ANNOTATION: "https://target"}
 
 
@@ -99,8 +101,13 @@ MOVING = {MOVING_ANNOTATION: "https://target"}
         (RESTORED, True, {}),
         (PARKED | MOVING, True, {}),
         (MOVING, True, {}),
+        (RESTORING_ETCD, True, {}),
+        (RESTORING_ETCD, False, {}),
     ],
-    ids=["deleted", "paused before it was parked", "restored", "moved while parked", "moved"],
+    ids=[
+        *("deleted", "paused before it was parked", "restored", "moved while parked", "moved"),
+        *("etcd is restored", "etcd is restored without a pause"),
+    ],
 )
 @pytest.mark.parametrize(("schedule", "now"), [(SCHEDULE, NIGHT), (RECORDED, DAY)])
 async def test_a_cluster_that_is_held_or_deleted_is_left_as_it_is(
@@ -181,6 +188,21 @@ async def test_a_parked_cluster_that_is_restored_or_moved_stays_as_it_is(
     assert stored(case)["spec"]["paused"] is True
     is_restored = annotations is RESTORED
     assert case.condition("Parked") == (("False", "ParkBlocked") if is_restored else ("", ""))
+
+
+@pytest.mark.parametrize("wanted", [{PARK_ANNOTATION: "true"}, RECORDED], ids=["by hand", "by schedule"])
+async def test_vms_of_a_cluster_whose_etcd_is_restored_keep_running(
+    monkeypatch: pytest.MonkeyPatch, wanted: dict[str, str]
+) -> None:
+    """A server that stops in the middle of a reset loses its database."""
+    monkeypatch.setattr(controller, "datetime", Clock)
+    case = await ready(monkeypatch)
+    add_vm(case, "RerunOnFailure")
+    annotate(case, wanted | RESTORING_ETCD, paused=True)
+    await case.reconcile()
+    assert strategy_of(case) == "RerunOnFailure"
+    assert PARKED_SINCE_ANNOTATION not in annotations_of(stored(case))
+    assert case.condition("Parked") == ("False", "ParkBlocked")
 
 
 @pytest.mark.parametrize("annotations", [SCHEDULE, RECORDED])
@@ -293,7 +315,9 @@ async def test_a_reconcile_follows_the_schedule_and_comes_back_for_its_next_chan
     assert case.condition("Parked") == ("", "")
 
 
-@pytest.mark.parametrize("name", [PARK_SCHEDULE_ANNOTATION, PARKED_BY_SCHEDULE_ANNOTATION, MOVING_ANNOTATION])
+@pytest.mark.parametrize(
+    "name", [PARK_SCHEDULE_ANNOTATION, PARKED_BY_SCHEDULE_ANNOTATION, MOVING_ANNOTATION, ETCD_RESTORE_ANNOTATION]
+)
 def test_a_changed_schedule_requeues_the_cluster(name: str) -> None:
     cluster: Obj = {"metadata": {"name": "demo"}}
     assert cluster_fields(cluster) != cluster_fields({"metadata": {"name": "demo", "annotations": {name: "x"}}})
