@@ -29,6 +29,8 @@ _LONGEST_SECONDS = 10.0
         ({"ipamType": "dhcp", "kubeVip": {}}, "kubeVip must not be set unless ipamType is none"),
         ({"ipamType": "none", "endpoint": {"host": "api.example.com"}, "kubeVip": {}}, "must be an IPv4 address"),
         ({"ipamType": "none", "endpoint": {"host": "172.16.0.5", "port": 443}, "kubeVip": {}}, "and its port 6443"),
+        ({"ipamType": "none", "endpoint": {"host": "999.1.1.1"}, "kubeVip": {}}, "must be an IPv4 address"),
+        ({"ipamType": "none", "endpoint": {"host": "172.16.05.5"}, "kubeVip": {}}, "must be an IPv4 address"),
     ],
 )
 async def test_settings_that_do_not_fit_are_refused(box: Sandbox, balancer: Obj, message: str) -> None:
