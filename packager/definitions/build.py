@@ -10,7 +10,7 @@ from caphv.api import names
 from caphv.api.object import Obj
 from caphv.validation.finding import FieldPath, Finding, in_order
 from packager.addons.facts import ClusterFacts
-from packager.definitions import addons, model, shared, started
+from packager.definitions import addons, kubevip, model, shared, started
 from packager.definitions import objects as individual
 from packager.definitions.model import CLUSTER_RESOURCE_SET, FLEET, Definition
 from packager.definitions.nodeconfig import (
@@ -97,11 +97,13 @@ def build(obj: Any, renderer: Renderer, previous: Tree, existing: Sequence[Obj] 
     if not rendered.ok or rendered.settings is None:
         return Built(definition, rendered=rendered, findings=findings)
 
-    # New servers of a running cluster must be able to join.
+    # New servers of a running cluster must be able to join, and its endpoint keeps its holder.
     node_config = config_after_rendering(definition, rendered, existing)
     objects = _cluster_objects(definition, node_config)
-    is_compared = definition.distribution != "kubeadm" and not rendered.forced
-    if is_compared and (refusals := started.check_changes(existing, objects)):
+    refusals = list(kubevip.check_change(existing, objects))
+    if definition.distribution != "kubeadm" and not rendered.forced:
+        refusals += started.check_changes(existing, objects)
+    if refusals:
         findings = in_order([*findings, *refusals])
         return Built(definition, rendered=rendered, findings=findings)
     kept_config = keep_files(node_config, existing, objects)

@@ -6,11 +6,14 @@ kube-vip as a static Pod, with the kubeconfig that its distribution writes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at, list_at
+from caphv.validation.finding import Fault, Finding
 from packager.rendering import yaml
+
+RULE = "live-kube-vip"
 
 FILES = {
     "rke2": "/var/lib/rancher/rke2/agent/pod-manifests/kube-vip.yaml",
@@ -23,6 +26,8 @@ _KUBECONFIGS = {
     "k3s": "/etc/rancher/k3s/k3s.yaml",
     "kubeadm": _KUBEADM_LINK,
 }
+_CONFIGS: tuple[tuple[str, ...], ...] = ((), ("kthreesConfigSpec",), ("kubeadmConfigSpec",))
+"""Paths below the spec of a control plane where its distribution has files."""
 _IMAGE = "kube-vip/kube-vip:v1.2.3"
 _REGISTRY = "ghcr.io"
 # Only super-admin.conf has rights while `kubeadm init` runs, and only the first machine has it.
@@ -67,6 +72,48 @@ def kubeadm_commands(balancer: Mapping[str, Any]) -> tuple[Sequence[str], Sequen
     if "kubeVip" not in balancer:
         return [], []
     return [_LINK_FIRST_CREDENTIALS], [_LINK_CREDENTIALS]
+
+
+def check_change(existing: Sequence[Obj], desired: Sequence[Obj]) -> Iterator[Finding]:
+    """Yield a refusal if a running cluster would get kube-vip or lose it.
+
+    The classes have the same rule for their variable.
+    """
+    old, new = _holds_endpoint(existing), _holds_endpoint(desired)
+    if old is None or new is None or old == new:
+        return
+    if new:
+        detail = (
+            "must not be added to a running cluster, because its endpoint has a holder already: "
+            "remove it, or create a new cluster"
+        )
+    else:
+        detail = (
+            "must not be removed from a running cluster, because nothing would hold its endpoint "
+            "after the rollout: set it back, or create a new cluster"
+        )
+    yield Finding(("spec", "loadBalancer", "kubeVip"), Fault.FORBIDDEN, detail, RULE)
+
+
+def _holds_endpoint(objects: Sequence[Obj]) -> bool | None:
+    """Return whether servers of a cluster hold its endpoint by kube-vip; None if unknown."""
+    by_kind = {str(obj.get("kind")): obj for obj in objects}
+    cluster = by_kind.get("Cluster")
+    if at(cluster, "spec", "topology"):
+        variables = list_at(cluster, "spec", "topology", "variables")
+        balancers = [at(row, "value") for row in variables if at(row, "name") == "loadBalancer"]
+        return any(at(balancer, "kubeVip") is not None for balancer in balancers)
+
+    infrastructure = by_kind.get("HarvesterCluster")
+    servers = [obj for kind, obj in by_kind.items() if kind.endswith("ControlPlane")]
+    if not infrastructure or not servers:
+        return None
+    # With a load balancer on Harvester, users may have a Pod of their own there for Services.
+    if at(infrastructure, "spec", "loadBalancerConfig", "ipamType") != "none":
+        return False
+    specs = [at(obj, "spec", *path) for obj in servers for path in _CONFIGS]
+    files = [file for spec in specs for file in list_at(spec, "files")]
+    return any(at(file, "path") in FILES.values() for file in files)
 
 
 def _pod(settings: Mapping[str, Any], address: str, kubeconfig: str) -> Obj:

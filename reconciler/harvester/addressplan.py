@@ -365,8 +365,8 @@ def _exhaustion(request: AddressRequest, pools: Sequence[_PoolPlan]) -> str:
     if used:
         shown = ", ".join(used[:_SHOWN]) + (", ..." if len(used) > _SHOWN else "")
         usage = (
-            f"; VMs, load balancers or HarvesterMachines use {len(used)} of those listed as free "
-            f"({shown})"
+            f"; VMs, load balancers, HarvesterMachines or external endpoints use {len(used)} of "
+            f"those listed as free ({shown})"
         )
 
     # A second pool does not help a load balancer, which takes its address from one pool.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from caphv.api.object import Obj
+from caphv.api.supported import parse
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
 from packager.definitions.rules.addresses import is_ipv4
@@ -12,6 +13,8 @@ from packager.definitions.rules.model import KINDS
 
 RULES = Rules()
 _API_PORT = 6443
+# The first one whose kubeadm writes super-admin.conf.
+_OLDEST_OF_KUBEADM = (1, 29)
 
 
 @RULES.rule(
@@ -19,7 +22,8 @@ _API_PORT = 6443
     KINDS,
     "`ipPoolRef` must be set with `ipamType: pool` and `endpoint` with `ipamType: none`, and only "
     "with it. An external endpoint must be an IPv4 address or a DNS name, and has no description. "
-    "`kubeVip` needs `ipamType: none`, an IPv4 address as endpoint, and port 6443.",
+    "`kubeVip` needs `ipamType: none`, an IPv4 address as endpoint, and port 6443; with kubeadm, "
+    "it needs Kubernetes 1.29.",
 )
 def _check_load_balancer(obj: Obj) -> Iterator[Finding]:
     spec = obj["spec"]
@@ -33,6 +37,15 @@ def _check_load_balancer(obj: Obj) -> Iterator[Finding]:
         detail = "has no effect with ipamType dhcp: remove it, or use ipamType pool"
         yield Finding(path, Fault.FORBIDDEN, detail)
     yield from _check_external_endpoint(balancer)
+
+    version = spec["kubernetesVersion"]
+    is_kubeadm = spec.get("distribution") == "kubeadm"
+    if "kubeVip" in balancer and is_kubeadm and parse(version) < _OLDEST_OF_KUBEADM:
+        detail = (
+            f"needs Kubernetes 1.29 with kubeadm, and kubernetesVersion is {version}: choose a "
+            "newer one, since `kubeadm init` would wait for the address without end"
+        )
+        yield Finding(("spec", "loadBalancer", "kubeVip"), Fault.FORBIDDEN, detail)
 
 
 def _check_external_endpoint(balancer: Obj) -> Iterator[Finding]:

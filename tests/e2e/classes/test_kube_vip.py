@@ -29,6 +29,8 @@ _LONGEST_SECONDS = 10.0
         ({"ipamType": "dhcp", "kubeVip": {}}, "kubeVip must not be set unless ipamType is none"),
         ({"ipamType": "none", "endpoint": {"host": "api.example.com"}, "kubeVip": {}}, "must be an IPv4 address"),
         ({"ipamType": "none", "endpoint": {"host": "172.16.0.5", "port": 443}, "kubeVip": {}}, "and its port 6443"),
+        ({"ipamType": "none", "endpoint": {"host": "999.1.1.1"}, "kubeVip": {}}, "must be an IPv4 address"),
+        ({"ipamType": "none", "endpoint": {"host": "172.16.05.5"}, "kubeVip": {}}, "must be an IPv4 address"),
     ],
 )
 async def test_settings_that_do_not_fit_are_refused(box: Sandbox, balancer: Obj, message: str) -> None:
@@ -37,6 +39,40 @@ async def test_settings_that_do_not_fit_are_refused(box: Sandbox, balancer: Obj,
     async with scenario.watching():
         with pytest.raises(Invalid, match=message):
             await scenario.management.create(CLUSTERS, manifest(spec), dry_run=True)
+
+
+async def test_it_is_neither_added_to_a_cluster_nor_removed(box: Sandbox) -> None:
+    external: Obj = {"ipamType": "none", "endpoint": {"host": "172.16.0.5"}}
+    held: Obj = {**external, "kubeVip": {}}
+    changed: Obj = {**external, "kubeVip": {"interface": "eth1"}}
+    for name, old, refused, accepted in (
+        ("vip-added", external, held, {**external, "healthCheck": {"periodSeconds": 2}}),
+        ("vip-removed", held, external, changed),
+        ("vip-balancer", {"ipamType": "dhcp"}, held, external),
+    ):
+        spec = ClusterSpec(name=name, namespace="default", variables={"loadBalancer": old})
+        scenario = Scenario(box.folder, in_network(spec, box.status()["network"]))
+        async with scenario.watching():
+            # Nothing is created for a paused Cluster.
+            cluster = manifest(scenario.spec)
+            cluster["spec"]["paused"] = True
+            await scenario.management.create(CLUSTERS, cluster)
+            try:
+                await set_balancer(scenario, accepted)
+                with pytest.raises(Invalid, match="kubeVip must not be added or removed later"):
+                    await set_balancer(scenario, refused)
+            finally:
+                await scenario.management.delete(CLUSTERS, name, "default")
+
+
+async def set_balancer(scenario: Scenario, balancer: Obj) -> None:
+    """Ask the API server whether a Cluster may have another value of the variable."""
+    spec = scenario.spec
+    live = await scenario.management.get(CLUSTERS, spec.name, spec.namespace)
+    rows = [row for row in live["spec"]["topology"]["variables"] if row["name"] != "loadBalancer"]
+    rows.append({"name": "loadBalancer", "value": balancer})
+    patch = {"spec": {"topology": {"variables": rows}}}
+    await scenario.management.patch(CLUSTERS, spec.name, spec.namespace, patch, dry_run=True)
 
 
 @pytest.mark.parametrize(

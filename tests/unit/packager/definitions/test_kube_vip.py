@@ -96,13 +96,52 @@ def test_a_change_refreshes_the_files_of_servers_because_it_replaces_them(indivi
     existing = built(definition(loadBalancer=balancer(), **individual)).objects
     same = definition(loadBalancer=balancer(), addons=addons, **individual)
     assert "mtu: 1450" in str(files(build(same, RENDERER, {}, existing)))
-    for other in (balancer(interface="eth1"), {"ipamType": "none", "endpoint": {"host": "172.16.0.5"}}):
-        changed = definition(loadBalancer=other, addons=addons, **individual)
-        result = build(changed, RENDERER, {}, existing)
-        assert files(result) == files(built(changed))
+    changed = definition(loadBalancer=balancer(interface="eth1"), addons=addons, **individual)
+    assert files(build(changed, RENDERER, {}, existing)) == files(built(changed))
 
 
 def test_servers_of_kubeadm_keep_it_with_a_change_that_replaces_none() -> None:
     existing = built(kubeadm(loadBalancer=balancer(), individualObjects=True)).objects
     changed = kubeadm(loadBalancer=balancer(), individualObjects=True, workers=[{"name": "more", "replicas": 5}])
     assert server_of(build(changed, RENDERER, {}, existing)) == server_of(built(changed))
+
+
+EXTERNAL: Obj = {"ipamType": "none", "endpoint": {"host": "172.16.0.5"}}
+
+
+@pytest.mark.parametrize("individual", [{}, {"individualObjects": True}], ids=["class", "individual"])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_running_cluster_neither_gets_it_nor_loses_it(distribution: str, individual: Obj) -> None:
+    make = EXAMPLES[distribution]
+    for old, new, word in (
+        (EXTERNAL, balancer(), "added"),
+        (balancer(), EXTERNAL, "removed"),
+        (balancer(), {"ipamType": "dhcp"}, "removed"),
+        (balancer(), None, "removed"),
+    ):
+        existing = built(make(loadBalancer=old, **individual)).objects
+        result = build(make(loadBalancer=new, **individual), RENDERER, {}, existing)
+        assert not result.ok
+        (finding,) = (finding for finding in result.findings if not finding.advice)
+        assert (finding.rule, finding.field) == ("live-kube-vip", "spec.loadBalancer.kubeVip")
+        assert f"must not be {word}" in finding.detail
+
+
+@pytest.mark.parametrize("individual", [{}, {"individualObjects": True}], ids=["class", "individual"])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_new_cluster_may_have_it_and_a_running_one_may_keep_it(distribution: str, individual: Obj) -> None:
+    desired = EXAMPLES[distribution](loadBalancer=balancer(image="example.com/kube-vip:v9"), **individual)
+    existing = built(EXAMPLES[distribution](loadBalancer=balancer(), **individual)).objects
+    assert build(desired, RENDERER, {}, existing).ok
+    # An application that was interrupted has created a part of the objects, or none.
+    others = built(EXAMPLES[distribution](loadBalancer=EXTERNAL, individualObjects=True)).objects
+    interrupted = [obj for obj in others if not obj["kind"].endswith("ControlPlane")]
+    for part in ([], interrupted):
+        assert build(desired, RENDERER, {}, part).ok
+
+
+def test_a_pod_of_the_user_for_services_may_be_removed() -> None:
+    existing = built(definition(individualObjects=True)).objects
+    (obj,) = (obj for obj in existing if obj["kind"] == "RKE2ControlPlane")
+    obj["spec"].setdefault("files", []).append({"path": FILES["rke2"], "content": "kind: Pod"})
+    assert build(definition(individualObjects=True), RENDERER, {}, existing).ok

@@ -107,6 +107,16 @@ CASES: dict[str, tuple[Obj, str, str]] = {
         "spec.loadBalancer.endpoint.port",
         "definition-load-balancer",
     ),
+    "kube-vip with a kubeadm that gives it no credentials": (
+        definition(
+            distribution="kubeadm",
+            addons=None,
+            kubernetesVersion="v1.28.15",
+            loadBalancer={"ipamType": "none", "kubeVip": {}, "endpoint": {"host": "10.0.0.1"}},
+        ),
+        "spec.loadBalancer.kubeVip",
+        "definition-load-balancer",
+    ),
     "invalid interface of kube-vip": (
         definition(
             loadBalancer={"ipamType": "none", "kubeVip": {"interface": "eth0 "}, "endpoint": {"host": "10.0.0.1"}}

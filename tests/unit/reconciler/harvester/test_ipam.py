@@ -114,6 +114,7 @@ class TestAllocation:
             ([10, 12, 13, 14], " use 4 of those listed as free (10.0.0.10, 10.0.0.12, 10.0.0.13, ...): add a range"),
             ([10, 12, 13], " use 3 of those listed as free (10.0.0.10, 10.0.0.12, 10.0.0.13): add a range"),
             ([12], " use 1 of those listed as free (10.0.0.12): add a range"),
+            ([12], "; VMs, load balancers, HarvesterMachines or external endpoints use 1 of"),
             ([], "no free address in IPPool p, q: add a range"),
         ],
     )
