@@ -195,6 +195,9 @@ class ClusterMemory:
     # Why the VM of a replaced machine was deleted without a backup. Without it, the condition does
     # not name the machine.
     backup_failure: str = ""
+    # Since when Harvester fails to delete the backups with the cluster. Without it, the deletion
+    # waits for them again.
+    backup_faults_since: float | None = None
     # The last report about the guests' credentials. Without it, an Event is repeated for a paused
     # cluster.
     expiry_reported: str = ""

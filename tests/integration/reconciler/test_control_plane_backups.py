@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 
 from caphv.api.names import RECONCILE_AT_ANNOTATION
@@ -27,6 +30,17 @@ async def use_account(case: Case, *, backups: bool) -> None:
 async def slow_backups(case: Case, machine: str, seconds: float) -> None:
     annotations = {vmbackups.SECONDS: str(seconds)}
     await case.patch(kinds.VIRTUAL_MACHINES, machine, {"metadata": {"annotations": annotations}})
+
+
+@asynccontextmanager
+async def unreachable_target(case: Case, machine: str) -> AsyncIterator[None]:
+    """Keep the machine's backup like Harvester, which cannot delete it without the backup target."""
+    name = f"{machine}-replaced"
+    await case.patch(BACKUPS, name, {"metadata": {"finalizers": ["wrangler.cattle.io/harvester-vm-backup-remove"]}})
+    try:
+        yield
+    finally:
+        await case.patch(BACKUPS, name, {"metadata": {"finalizers": None}})
 
 
 async def until_reported(case: Case, text: str) -> Obj:
@@ -99,6 +113,20 @@ async def test_upgrade_continues_when_the_field_is_removed(case: Case) -> None:
     await case.until_gone(HARVESTER_MACHINES, "old")
     await case.until_gone(BACKUPS, "old-replaced")
     await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: not condition_of(obj, REPORTED))
+
+
+async def test_deleted_cluster_does_not_wait_for_the_backup_target(case: Case) -> None:
+    await case.ready_cluster(controlPlaneBackups={"keep": 1})
+    await case.ready_machine("new", control_plane=True)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(REPORTED))
+    await case.ready_machine("old", control_plane=True)
+    await outdate(case, "old")
+    await case.delete_machine("old")
+    async with unreachable_target(case, "old"):
+        await case.delete_machine("new")
+        await case.delete()
+        backup = await case.get(BACKUPS, "old-replaced")
+        assert "deletionTimestamp" in backup["metadata"]
 
 
 async def test_foreign_backup_of_the_name_delays_a_machine_until_a_user_deletes_it(case: Case) -> None:
