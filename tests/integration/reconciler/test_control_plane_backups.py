@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from caphv.api.names import RECONCILE_AT_ANNOTATION
-from caphv.api.object import Obj
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj
+from caphv.api.virtualmachine import claims_of
 from reconciler.harvester import identityaccount
 from sandbox.harvester import kinds, vmbackups
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
@@ -127,6 +128,28 @@ async def test_deleted_cluster_does_not_wait_for_the_backup_target(case: Case) -
         await case.delete()
         backup = await case.get(BACKUPS, "old-replaced")
         assert "deletionTimestamp" in backup["metadata"]
+
+
+async def test_machine_does_not_wait_for_the_backup_target(case: Case) -> None:
+    """The snapshotter keeps disks until Harvester deletes the unfinished backup."""
+    await case.ready_cluster(controlPlaneBackups={"keep": 1})
+    await case.ready_machine("new", control_plane=True)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(REPORTED))
+    await case.ready_machine("old", control_plane=True)
+    await outdate(case, "old")
+    await slow_backups(case, "old", 3600)
+    await case.ask_deletion(HARVESTER_MACHINES, "old")
+    await case.until(BACKUPS, "old-replaced", lambda backup: "status" in backup)
+    claims = claims_of(await case.vm("old"))
+    async with unreachable_target(case, "old"):
+        for claim in claims:
+            finalizers = ["kubernetes.io/pvc-protection", "snapshot.storage.kubernetes.io/pvc-as-source-protection"]
+            await case.patch(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"finalizers": finalizers}})
+        await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"controlPlaneBackups": None}})
+        await case.until_gone(HARVESTER_MACHINES, "old")
+        for claim in claims:
+            assert "deletionTimestamp" in (await case.get(PERSISTENT_VOLUME_CLAIMS, claim))["metadata"]
+            await case.patch(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"finalizers": None}})
 
 
 async def test_foreign_backup_of_the_name_delays_a_machine_until_a_user_deletes_it(case: Case) -> None:
