@@ -106,6 +106,12 @@ class MachineMemory:
     quota_halted_at: float | None = None
     # Whether the backup of the replaced VM has ended. Without it, the Event about it is repeated.
     backup_ended: bool = False
+    # When Harvester last answered about the backup, and since when it does so without an outage.
+    # Without them, the wait for the backup lasts some minutes longer.
+    backup_answered_at: float | None = None
+    backup_answers_since: float = 0.0
+    # Uid of the backup. Without it, an unfinished one that cannot be read stays.
+    backup_uid: str = ""
     # Whether the etcd member was removed while the deletion continues. Without it, the members are
     # listed again.
     member_removed: bool = False

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from caphv.api.names import RECONCILE_AT_ANNOTATION
-from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj
+from caphv.api.names import RECONCILE_AT_ANNOTATION, VM_BACKUP_ANNOTATION
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, annotations_of
 from caphv.api.virtualmachine import claims_of
 from reconciler.harvester import identityaccount
 from sandbox.harvester import kinds, vmbackups
@@ -61,10 +61,12 @@ async def test_replaced_machines_are_backed_up_although_the_provider_dies_in_bet
     await slow_backups(case, "first", 3600)
     await case.ask_deletion(HARVESTER_MACHINES, "first")
     await case.until(BACKUPS, "first-replaced", lambda backup: "status" in backup)
+    begun = await case.until(HARVESTER_MACHINES, "first", lambda obj: VM_BACKUP_ANNOTATION in annotations_of(obj))
     await case.environment.provider.kill()
     await case.environment.provider.start()
     waits = is_false("VMProvisioningReady", "VMProvisioningInProgress", "waiting for VirtualMachineBackup")
-    await case.until(HARVESTER_MACHINES, "first", waits)
+    waiting = await case.until(HARVESTER_MACHINES, "first", waits)
+    assert annotations_of(waiting)[VM_BACKUP_ANNOTATION] == annotations_of(begun)[VM_BACKUP_ANNOTATION]
     assert "deletionTimestamp" not in (await case.vm("first"))["metadata"]
     await slow_backups(case, "first", 0)
     await case.until_gone(HARVESTER_MACHINES, "first")
