@@ -93,7 +93,8 @@ async def delete_backups(scope: ClusterScope) -> None:
     """Request the deletion of the backups of a deleted cluster, unless its spec retains them.
 
     The cluster does not wait until they are deleted: Harvester needs the backup target for that,
-    which may be gone, and nothing else needs them. Raises `ServerFault` for a retry, for 60 s.
+    which may no longer answer, and nothing else depends on it. Raises `ServerFault` for a retry,
+    for 60 s.
     """
     policy = backup_policy(scope.obj["spec"])
     if policy is None and not scope.draft.has(_CONDITION):

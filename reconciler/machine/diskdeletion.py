@@ -104,7 +104,7 @@ def is_kept_by_snapshot(claim: Obj) -> bool:
     """Return whether a claim is being deleted, and remains only until the end of a snapshot.
 
     Nothing has to be done for it, and the end of the snapshot may depend on a backup target that
-    is gone.
+    does not answer.
     """
     finalizers = set(claim["metadata"].get("finalizers") or ())
     return being_deleted(claim) and _SNAPSHOT_FINALIZER in finalizers <= {

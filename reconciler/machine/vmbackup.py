@@ -58,7 +58,7 @@ _SHORTEST_POLL, _LONGEST_POLL = 2.0, 30.0
 # After so many seconds without an answer about the backup, Harvester or the provider was down.
 _OUTAGE_SECONDS = 120.0
 # Then Harvester is asked for so many seconds at least, because its webhooks come back later than
-# its API, and a backup goes on.
+# its API, and a backup continues.
 _RECOVERY_SECONDS = 300.0
 _GIVEN_UP = "given-up"
 REFUSALS = (Forbidden, Invalid, NotFound, ServerFault)

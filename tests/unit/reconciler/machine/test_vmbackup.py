@@ -145,7 +145,7 @@ async def test_outage_before_the_first_answer_does_not_count(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_backup_goes_on_after_an_outage(monkeypatch: pytest.MonkeyPatch, *, restarts: bool) -> None:
+async def test_backup_continues_after_an_outage(monkeypatch: pytest.MonkeyPatch, *, restarts: bool) -> None:
     case = BackupCase(monkeypatch, keep=2, timeoutSeconds=1800)
     leaving = Leaving(case, waited=9999)
     case.backup("one", age=9999, readyToUse=False)
