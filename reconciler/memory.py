@@ -106,6 +106,12 @@ class MachineMemory:
     quota_halted_at: float | None = None
     # Whether the backup of the replaced VM has ended. Without it, the Event about it is repeated.
     backup_ended: bool = False
+    # When Harvester last answered about the backup, and since when it does so without an outage.
+    # Without them, the wait for the backup lasts some minutes longer.
+    backup_answered_at: float | None = None
+    backup_answers_since: float = 0.0
+    # Uid of the backup. Without it, an unfinished one that cannot be read stays.
+    backup_uid: str = ""
     # Whether the etcd member was removed while the deletion continues. Without it, the members are
     # listed again.
     member_removed: bool = False
@@ -195,6 +201,9 @@ class ClusterMemory:
     # Why the VM of a replaced machine was deleted without a backup. Without it, the condition does
     # not name the machine.
     backup_failure: str = ""
+    # Since when Harvester fails to delete the backups with the cluster. Without it, the deletion
+    # waits for them again.
+    backup_faults_since: float | None = None
     # The last report about the guests' credentials. Without it, an Event is repeated for a paused
     # cluster.
     expiry_reported: str = ""

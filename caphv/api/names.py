@@ -83,6 +83,8 @@ RECONCILE_AT_ANNOTATION = "caphv.io/reconcile-at"
 IN_PLACE_ANNOTATION = "caphv.io/in-place-updates"
 # On a HarvesterMachine whose providerID does not carry the uid of its VM: this uid.
 VM_UID_ANNOTATION = "caphv.io/vm-uid"
+# On a HarvesterMachine whose VM waits for its backup: since when, or that the wait was given up.
+VM_BACKUP_ANNOTATION = "caphv.io/vm-backup"
 # On every object that `caphv restore` created: the identity of the backup.
 RESTORED_FROM_ANNOTATION = "caphv.io/restored-from"
 # On restored objects that own objects on Harvester: their former identity, as

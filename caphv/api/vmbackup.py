@@ -44,12 +44,14 @@ class BackupsCheck:
     :param checked_at: when that was, of the monotonic clock
     :param requested: the request of a user for an attempt that it has answered
     :param pending: names of machines with a backup that was not complete
+    :param refused: whether Harvester refused to delete one, so that the check has to be repeated
     """
 
     policy: BackupPolicy | None
     checked_at: float
     requested: str = ""
     pending: frozenset[str] = frozenset()
+    refused: bool = False
 
 
 def backup_policy(spec: Obj) -> BackupPolicy | None:

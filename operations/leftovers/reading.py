@@ -135,11 +135,12 @@ async def _read_guests(harvester: HarvesterClient, hidden: list[Unseen]) -> list
 async def _read_backups(harvester: HarvesterClient, hidden: list[Unseen]) -> list[Obj]:
     """Return the backups of VMs, without their content, which includes Secrets.
 
-    An account that may not read backups has created none, so a refusal hides nothing.
+    An account that may not read backups has created none, and a Harvester without the kind has
+    none, so neither refusal hides anything.
     """
     refused: list[Unseen] = []
     backups, _ = await list_everywhere(harvester, resources.VM_BACKUPS, refused, metadata_only=True)
-    hidden += [item for item in refused if not item.forbidden]
+    hidden += [item for item in refused if not item.forbidden and not item.not_found]
     return backups
 
 

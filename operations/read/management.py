@@ -121,7 +121,7 @@ async def list_all(
 
 def unseen(what: str, error: RequestError) -> Unseen:
     """Say why something could not be read."""
-    return Unseen(what, str(error), isinstance(error, Forbidden))
+    return Unseen(what, str(error), isinstance(error, Forbidden), isinstance(error, NotFound))
 
 
 async def _read(

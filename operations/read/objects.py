@@ -15,11 +15,15 @@ ObjectsByCluster = dict[Key, list[Obj]]
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """A thing that could not be read, and why; `forbidden` tells a missing right from an outage."""
+    """A thing that could not be read, and why.
+
+    `forbidden` tells a missing right, and `not_found` a missing kind, from an outage.
+    """
 
     what: str
     why: str
     forbidden: bool = False
+    not_found: bool = False
 
     def __str__(self) -> str:
         return f"{self.what}: {self.why}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from caphv.api import clusterapi, resources
+from caphv.api import clusterapi, remedies, resources
 from caphv.api.conditions import get_condition
 from caphv.api.counting import name_some
 from caphv.api.labels import cluster_label
@@ -33,20 +33,19 @@ from caphv.api.vmbackup import (
     is_retained,
     surplus,
 )
-from caphv.runtime.errors import AlreadyExists, ApiError, Forbidden, Invalid, NotFound
+from caphv.runtime.errors import AlreadyExists, ApiError, Invalid, NotFound, ServerFault
 from caphv.runtime.listing import list_pages
 from reconciler.cluster.adoption import is_foreign
 from reconciler.cluster.scope import ClusterScope
 from reconciler.machine.vmbackup import REFUSALS, describe_refusal
 from reconciler.predicates import is_ready
-from reconciler.status import Blocked
-from reconciler.triggers import Delay
 
 _CONDITION = ConditionType.CONTROL_PLANE_BACKUPS_READY
 _SHOWN = 5
 # Seconds until a refusal is checked again, because no watch reports its end.
 _REFUSED_SECONDS = 300.0
-_DELETION_SECONDS = 2.0
+# Seconds for which server faults are retried when the cluster is deleted.
+_FAULT_SECONDS = 60.0
 # Of refusals that say nothing of later backups: the VM migrates, or has a backup (harvester v1.8.2,
 # validator.go and mutator.go in pkg/webhook/resources/virtualmachinebackup).
 _HARMLESS = ("is in migration", "is already existent")
@@ -83,14 +82,19 @@ async def keep_backups(scope: ClusterScope) -> None:
 
     existing = {text_at(backup, "metadata", "name") for backup in backups}
     pending = frozenset(name for name in in_progress if backup_name(name) in existing)
-    memory.backups = replace(check, pending=pending)
+    refused = policy is not None and bool(surplus(backups, in_progress, policy.keep))
+    memory.backups = replace(check, pending=pending, refused=refused)
+    if refused:
+        scope.requeue_within(_REFUSED_SECONDS)
     _report(scope, policy, backups)
 
 
 async def delete_backups(scope: ClusterScope) -> None:
-    """Delete the backups of a deleted cluster, unless its spec retains them.
+    """Request the deletion of the backups of a deleted cluster, unless its spec retains them.
 
-    Raises `Blocked` while one of them is being deleted.
+    The cluster does not wait until they are deleted: Harvester needs the backup target for that,
+    which may no longer answer, and nothing else depends on it. Raises `ServerFault` for a retry,
+    for 60 s.
     """
     policy = backup_policy(scope.obj["spec"])
     if policy is None and not scope.draft.has(_CONDITION):
@@ -103,21 +107,38 @@ async def delete_backups(scope: ClusterScope) -> None:
             if backups:
                 scope.event("BackupsRetained", f"retained on Harvester: {_described(backups)}")
             return
-        for backup in backups:
-            await _delete(scope, backup)
-    except (Forbidden, NotFound) as error:
+        # Some may have been in deletion for long.
+        kept = [
+            backup
+            for backup in backups
+            if being_deleted(backup) or not await _request_deletion(scope, backup)
+        ]
+    except REFUSALS as error:
+        if isinstance(error, ServerFault) and _may_recover(scope):
+            raise
         # The right is optional, and a deletion must not depend on it.
         refusal = describe_refusal(scope.target_namespace, error)
         scope.warning_event("BackupsKept", f"backups may remain on Harvester: {refusal}")
         return
 
-    if backups:
-        raise Blocked(
-            ConditionType.INFRASTRUCTURE_READY,
-            Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
-            f"waiting for {_described(backups)} on Harvester to be deleted",
-            Delay(_DELETION_SECONDS),
+    requested = [backup for backup in backups if backup not in kept]
+    if requested:
+        names = _described(requested)
+        scope.event("BackupsDeleted", f"Harvester deletes {names} once its backup target answers")
+    if kept:
+        scope.warning_event(
+            "BackupsKept",
+            f"{_described(kept)} may remain on Harvester, whose backup target does not answer, or "
+            f"which restores a VM from them: {remedies.LIST_LEFTOVERS}",
         )
+
+
+def _may_recover(scope: ClusterScope) -> bool:
+    """Return whether server faults have not lasted too long to retry a deletion."""
+    memory, current_time = scope.memory, time.monotonic()
+    if memory.backup_faults_since is None:
+        memory.backup_faults_since = current_time
+    return current_time - memory.backup_faults_since < _FAULT_SECONDS
 
 
 async def _owned_backups(scope: ClusterScope) -> list[Obj]:
@@ -180,7 +201,7 @@ def _is_known(
         return False
     if wants_adoption(scope.obj):
         return False
-    if not scope.draft.has_reason(_CONDITION, Reason.BACKUPS_REFUSED):
+    if not check.refused and not scope.draft.has_reason(_CONDITION, Reason.BACKUPS_REFUSED):
         return True
     if check.requested != annotations_of(scope.obj).get(RECONCILE_AT_ANNOTATION, ""):
         return False
@@ -204,19 +225,23 @@ async def _mark_retained(scope: ClusterScope, backup: Obj) -> None:
 async def _delete_surplus(
     scope: ClusterScope, backups: list[Obj], policy: BackupPolicy, in_progress: frozenset[str]
 ) -> list[Obj]:
-    """Delete backups beyond the number to keep; return the others."""
-    deleted = surplus(backups, in_progress, policy.keep)
-    for backup in deleted:
-        await _delete(scope, backup)
+    """Delete backups beyond the number to keep; return the others, with those in use."""
+    deleted = [
+        backup
+        for backup in surplus(backups, in_progress, policy.keep)
+        if await _request_deletion(scope, backup)
+    ]
     if deleted:
         scope.event("BackupsDeleted", f"deleted as {policy.keep} are kept: {_described(deleted)}")
     return [backup for backup in backups if backup not in deleted and not being_deleted(backup)]
 
 
-async def _delete(scope: ClusterScope, backup: Obj) -> None:
-    """Request the deletion of a backup, which Harvester also removes from the backup target."""
-    if being_deleted(backup):
-        return
+async def _request_deletion(scope: ClusterScope, backup: Obj) -> bool:
+    """Have Harvester delete a backup, also from the backup target; return whether it accepts that.
+
+    It refuses to delete a backup while it restores a VM from it (harvester v1.8.2, `Delete` in
+    pkg/webhook/resources/virtualmachinebackup/validator.go).
+    """
     try:
         await scope.require_session().client.delete(
             resources.VM_BACKUPS,
@@ -225,7 +250,10 @@ async def _delete(scope: ClusterScope, backup: Obj) -> None:
             uid=uid_of(backup),
         )
     except NotFound:
-        return
+        return True
+    except Invalid:
+        return False
+    return True
 
 
 async def _rehearse(scope: ClusterScope, machine: str | None) -> None:

@@ -48,7 +48,8 @@ async def delete_machine(scope: MachineScope) -> None:
 
     if is_ours and vm is not None:
         await back_up_replaced(scope, vm)
-    # Remove the member before the VM, because a member without a machine counts for the quorum.
+    # Remove the member before the VM, because a member without a machine counts for the quorum. Do
+    # so after the backup: a server of RKE2 or K3s that restarts meanwhile joins again.
     await remove_etcd_member(scope)
     if is_ours:
         if vm is not None:

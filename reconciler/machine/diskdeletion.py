@@ -19,6 +19,11 @@ _DELETION_SECONDS = 5.0
 # The finalizers of disks are reported so many seconds after the VM was deleted.
 _FINALIZER_SECONDS = 15.0
 _WAITING = "waiting for disks on Harvester to be deleted"
+# The snapshotter keeps a claim until its snapshot is complete or deleted (external-snapshotter
+# v8.5.0, `isPVCBeingUsed` in pkg/common-controller/snapshot_controller.go). Harvester deletes the
+# snapshot of a backup only after the backup, which needs the backup target.
+_SNAPSHOT_FINALIZER = "snapshot.storage.kubernetes.io/pvc-as-source-protection"
+_PROTECTION_FINALIZER = "kubernetes.io/pvc-protection"
 
 
 def claims_to_delete(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> list[str]:
@@ -50,7 +55,7 @@ def _number_of_disks(scope: MachineScope) -> int:
 async def delete_disks(scope: MachineScope, namespace: TargetNamespace, *, is_ours: bool) -> None:
     """Delete disks that Harvester left, for example because another client had deleted the VM.
 
-    Raises `Blocked` until they are deleted.
+    Raises `Blocked` until they are deleted, or kept by nothing but a snapshot.
 
     :param is_ours: whether the VM with the machine's name, if it exists, belongs to the machine
     """
@@ -71,11 +76,10 @@ async def delete_disks(scope: MachineScope, namespace: TargetNamespace, *, is_ou
     for claim in disks:
         if not being_deleted(claim):
             await _delete_disk(scope, namespace, claim)
-    remaining = [
-        claim
-        for claim in disks
-        if namespace.claims.get(scope.target_namespace, claim["metadata"]["name"])
-    ]
+    cached = (
+        namespace.claims.get(scope.target_namespace, claim["metadata"]["name"]) for claim in disks
+    )
+    remaining = [claim for claim in cached if claim]
     if not remaining:
         return
     patience = 0.0
@@ -83,7 +87,30 @@ async def delete_disks(scope: MachineScope, namespace: TargetNamespace, *, is_ou
         patience = _FINALIZER_SECONDS - (time.monotonic() - deleted_at)
     if patience > 0:
         raise _waiting_for_disks(scope, remaining, Watched.VM, Delay(patience))
-    raise _disks_remain(scope, remaining)
+    blocking = [claim for claim in remaining if not is_kept_by_snapshot(claim)]
+    if blocking:
+        raise _disks_remain(scope, blocking)
+
+    disk_names = ", ".join(claim["metadata"]["name"] for claim in remaining)
+    scope.warning_event(
+        "DisksKept",
+        f"deletion continues without disks {disk_names}: Harvester deletes them when a snapshot of "
+        "them is complete or deleted; see VirtualMachineBackups and VolumeSnapshots in namespace "
+        f"{scope.target_namespace}",
+    )
+
+
+def is_kept_by_snapshot(claim: Obj) -> bool:
+    """Return whether a claim is being deleted, and remains only until the end of a snapshot.
+
+    Nothing has to be done for it, and the end of the snapshot may depend on a backup target that
+    does not answer.
+    """
+    finalizers = set(claim["metadata"].get("finalizers") or ())
+    return being_deleted(claim) and _SNAPSHOT_FINALIZER in finalizers <= {
+        _SNAPSHOT_FINALIZER,
+        _PROTECTION_FINALIZER,
+    }
 
 
 async def _delete_disk(scope: MachineScope, namespace: TargetNamespace, claim: Obj) -> None:

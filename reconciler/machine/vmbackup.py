@@ -1,7 +1,9 @@
 """Back up the VM of a control plane machine that a rollout replaces, before it is deleted.
 
 Without `spec.controlPlaneBackups` of the HarvesterCluster, nothing of this happens. The deletion
-waits for a limited time, because an upgrade must not depend on the backup target forever.
+waits for a limited time, because an upgrade must not depend on the backup target forever. The time
+begins with Harvester's first answer about the backup, which a refusal or a server fault is, too. A
+restart of the provider continues it: an annotation of the HarvesterMachine has its beginning.
 
 Backups are read by name, and not watched: their status has the content of the Secrets of the VM,
 which no cache may hold.
@@ -9,11 +11,23 @@ which no cache may hold.
 
 from __future__ import annotations
 
-from caphv.api import resources
-from caphv.api.conditions import get_condition, seconds_since
+import time
+from datetime import UTC, datetime
+
+from caphv.api import names, resources
+from caphv.api.conditions import get_condition, rfc3339, seconds_since
 from caphv.api.labels import cluster_label
 from caphv.api.names import ConditionType
-from caphv.api.object import Obj, being_deleted, key_of, list_at, owner_reference, uid_of
+from caphv.api.object import (
+    Obj,
+    annotations_of,
+    being_deleted,
+    key_of,
+    list_at,
+    owner_reference,
+    text_at,
+    uid_of,
+)
 from caphv.api.ownership import Ownership, ownership_of
 from caphv.api.plaintext import plain
 from caphv.api.vmbackup import (
@@ -28,6 +42,7 @@ from caphv.api.vmbackup import (
 from caphv.runtime.errors import (
     AlreadyExists,
     ApiError,
+    Conflict,
     Forbidden,
     Invalid,
     NotFound,
@@ -40,6 +55,12 @@ from reconciler.triggers import Delay, Watched
 _LONGEST_REASON = 512
 # Seconds between two reads of a backup; the longest are also those between two attempts.
 _SHORTEST_POLL, _LONGEST_POLL = 2.0, 30.0
+# After so many seconds without an answer about the backup, Harvester or the provider was down.
+_OUTAGE_SECONDS = 120.0
+# Then Harvester is asked for so many seconds at least, because its webhooks come back later than
+# its API, and a backup continues.
+_RECOVERY_SECONDS = 300.0
+_GIVEN_UP = "given-up"
 REFUSALS = (Forbidden, Invalid, NotFound, ServerFault)
 """Refusals that a user, or the end of a migration of the VM, may lift."""
 
@@ -55,6 +76,9 @@ async def back_up_replaced(scope: MachineScope, vm: Obj) -> None:
     if policy is None or (scope.cluster is not None and being_deleted(scope.cluster)):
         await _abandon(scope, vm)
         return
+    if annotations_of(scope.obj).get(names.VM_BACKUP_ANNOTATION) == _GIVEN_UP:
+        scope.memory.backup_ended = True
+        return
     if not _is_replaced(scope):
         return
 
@@ -67,23 +91,45 @@ async def back_up_replaced(scope: MachineScope, vm: Obj) -> None:
         )
         return
 
-    # An outage of Harvester does not count: the time begins again with the backup.
-    begun = (backup or scope.obj)["metadata"]
-    waited = seconds_since(str(begun.get("creationTimestamp" if backup else "deletionTimestamp")))
-    if waited < policy.seconds:
+    remaining = await _remaining_seconds(scope, policy, backup)
+    if remaining > 0:
+        poll = _poll_seconds(policy.seconds - remaining) if backup else _LONGEST_POLL
         raise scope.in_progress(
             _describe_wait(scope, policy, problem),
             Watched.HARVESTER_CLUSTER,
-            Delay(min(_poll_seconds(waited) if backup else _LONGEST_POLL, policy.seconds - waited)),
+            Delay(min(poll, remaining)),
             warn=bool(problem),
         )
 
     problem = problem or f"it was not ready after {policy.seconds} s"
-    await _delete_unfinished(scope, backup)
+    await _delete_unfinished(scope, scope.memory.backup_uid)
+    await scope.patch({"metadata": {"annotations": {names.VM_BACKUP_ANNOTATION: _GIVEN_UP}}})
     _end(scope, problem)
     scope.warning_event(
         "VMBackupFailed",
         f"deleting the VM without a backup: {problem}; the disks of this machine are lost",
+    )
+
+
+async def _remaining_seconds(
+    scope: MachineScope, policy: BackupPolicy, backup: Obj | None
+) -> float:
+    """Return for how many seconds the deletion still waits for the backup; record since when."""
+    begun = annotations_of(scope.obj).get(names.VM_BACKUP_ANNOTATION, "")
+    if not begun:
+        begun = text_at(backup, "metadata", "creationTimestamp") or rfc3339(datetime.now(UTC))
+        await scope.patch({"metadata": {"annotations": {names.VM_BACKUP_ANNOTATION: begun}}})
+
+    memory, current_time = scope.memory, time.monotonic()
+    answered_at = memory.backup_answered_at
+    if answered_at is None or current_time - answered_at > _OUTAGE_SECONDS:
+        memory.backup_answers_since = current_time
+    memory.backup_answered_at = current_time
+
+    recovery = min(_RECOVERY_SECONDS, policy.seconds)
+    return max(
+        policy.seconds - seconds_since(begun),
+        recovery - (current_time - memory.backup_answers_since),
     )
 
 
@@ -124,6 +170,7 @@ async def _ensure_backup(scope: MachineScope, policy: BackupPolicy) -> tuple[str
 
     if not _is_ours(scope, backup):
         return f"VirtualMachineBackup {name} of another owner has the name: delete it", None
+    scope.memory.backup_uid = uid_of(backup)
     return plain(backup_problem(backup), _LONGEST_REASON), backup
 
 
@@ -184,22 +231,24 @@ async def _abandon(scope: MachineScope, vm: Obj) -> None:
     except REFUSALS:
         return
     if not is_ready(backup, uid_of(vm)) and _is_ours(scope, backup):
-        await _delete_unfinished(scope, backup)
+        await _delete_unfinished(scope, uid_of(backup))
         _end(scope)
 
 
-async def _delete_unfinished(scope: MachineScope, backup: Obj | None) -> None:
+async def _delete_unfinished(scope: MachineScope, uid: str) -> None:
     """Delete a backup that can never be completed: Harvester reads the disks of the VM for it.
 
     Until it is deleted, the snapshotter may keep the disks (finalizer of their claims).
+
+    :param uid: uid of the backup, empty without one
     """
-    if backup is None:
+    if not uid:
         return
     try:
         await scope.session().client.delete(
-            resources.VM_BACKUPS, key_of(backup).name, scope.target_namespace, uid=uid_of(backup)
+            resources.VM_BACKUPS, backup_name(scope.name), scope.target_namespace, uid=uid
         )
-    except (Forbidden, Invalid, NotFound):
+    except (*REFUSALS, Conflict):
         return
 
 

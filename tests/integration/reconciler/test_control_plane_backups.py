@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 
-from caphv.api.names import RECONCILE_AT_ANNOTATION
-from caphv.api.object import Obj
+from caphv.api.names import RECONCILE_AT_ANNOTATION, VM_BACKUP_ANNOTATION
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, annotations_of
+from caphv.api.virtualmachine import claims_of
 from reconciler.harvester import identityaccount
 from sandbox.harvester import kinds, vmbackups
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
@@ -29,6 +33,17 @@ async def slow_backups(case: Case, machine: str, seconds: float) -> None:
     await case.patch(kinds.VIRTUAL_MACHINES, machine, {"metadata": {"annotations": annotations}})
 
 
+@asynccontextmanager
+async def unreachable_target(case: Case, machine: str) -> AsyncIterator[None]:
+    """Keep the machine's backup like Harvester, which cannot delete it without the backup target."""
+    name = f"{machine}-replaced"
+    await case.patch(BACKUPS, name, {"metadata": {"finalizers": ["wrangler.cattle.io/harvester-vm-backup-remove"]}})
+    try:
+        yield
+    finally:
+        await case.patch(BACKUPS, name, {"metadata": {"finalizers": None}})
+
+
 async def until_reported(case: Case, text: str) -> Obj:
     return await case.until(
         HARVESTER_CLUSTERS, case.name, lambda obj: text in condition_of(obj, REPORTED).get("message", "")
@@ -46,10 +61,12 @@ async def test_replaced_machines_are_backed_up_although_the_provider_dies_in_bet
     await slow_backups(case, "first", 3600)
     await case.ask_deletion(HARVESTER_MACHINES, "first")
     await case.until(BACKUPS, "first-replaced", lambda backup: "status" in backup)
+    begun = await case.until(HARVESTER_MACHINES, "first", lambda obj: VM_BACKUP_ANNOTATION in annotations_of(obj))
     await case.environment.provider.kill()
     await case.environment.provider.start()
     waits = is_false("VMProvisioningReady", "VMProvisioningInProgress", "waiting for VirtualMachineBackup")
-    await case.until(HARVESTER_MACHINES, "first", waits)
+    waiting = await case.until(HARVESTER_MACHINES, "first", waits)
+    assert annotations_of(waiting)[VM_BACKUP_ANNOTATION] == annotations_of(begun)[VM_BACKUP_ANNOTATION]
     assert "deletionTimestamp" not in (await case.vm("first"))["metadata"]
     await slow_backups(case, "first", 0)
     await case.until_gone(HARVESTER_MACHINES, "first")
@@ -99,6 +116,42 @@ async def test_upgrade_continues_when_the_field_is_removed(case: Case) -> None:
     await case.until_gone(HARVESTER_MACHINES, "old")
     await case.until_gone(BACKUPS, "old-replaced")
     await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: not condition_of(obj, REPORTED))
+
+
+async def test_deleted_cluster_does_not_wait_for_the_backup_target(case: Case) -> None:
+    await case.ready_cluster(controlPlaneBackups={"keep": 1})
+    await case.ready_machine("new", control_plane=True)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(REPORTED))
+    await case.ready_machine("old", control_plane=True)
+    await outdate(case, "old")
+    await case.delete_machine("old")
+    async with unreachable_target(case, "old"):
+        await case.delete_machine("new")
+        await case.delete()
+        backup = await case.get(BACKUPS, "old-replaced")
+        assert "deletionTimestamp" in backup["metadata"]
+
+
+async def test_machine_does_not_wait_for_the_backup_target(case: Case) -> None:
+    """The snapshotter keeps disks until Harvester deletes the unfinished backup."""
+    await case.ready_cluster(controlPlaneBackups={"keep": 1})
+    await case.ready_machine("new", control_plane=True)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(REPORTED))
+    await case.ready_machine("old", control_plane=True)
+    await outdate(case, "old")
+    await slow_backups(case, "old", 3600)
+    await case.ask_deletion(HARVESTER_MACHINES, "old")
+    await case.until(BACKUPS, "old-replaced", lambda backup: "status" in backup)
+    claims = claims_of(await case.vm("old"))
+    async with unreachable_target(case, "old"):
+        for claim in claims:
+            finalizers = ["kubernetes.io/pvc-protection", "snapshot.storage.kubernetes.io/pvc-as-source-protection"]
+            await case.patch(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"finalizers": finalizers}})
+        await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"controlPlaneBackups": None}})
+        await case.until_gone(HARVESTER_MACHINES, "old")
+        for claim in claims:
+            assert "deletionTimestamp" in (await case.get(PERSISTENT_VOLUME_CLAIMS, claim))["metadata"]
+            await case.patch(PERSISTENT_VOLUME_CLAIMS, claim, {"metadata": {"finalizers": None}})
 
 
 async def test_foreign_backup_of_the_name_delays_a_machine_until_a_user_deletes_it(case: Case) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 from caphv.api import names, resources
 from caphv.api.conditions import get_condition, rfc3339
 from caphv.api.labels import cluster_label
-from caphv.api.object import Key, Obj, uid_of
+from caphv.api.object import Key, Obj, annotations_of, key_of, uid_of
 from caphv.api.ownership import Owner, record
 from caphv.api.vmbackup import backup_name
 from caphv.runtime.errors import ApiError, Invalid
 from reconciler.cluster.backups import keep_backups
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmbackup import back_up_replaced
+from reconciler.memory import MachineMemory
 from reconciler.status import StatusDraft
 from tests.support.reconciler.memorycase import TARGET, MemoryCase
 
@@ -79,13 +81,22 @@ class BackupCase(MemoryCase):
 
 
 class Leaving:
-    """A control plane machine of a `BackupCase` that is being deleted."""
+    """A control plane machine of a `BackupCase` that is being deleted.
 
-    def __init__(self, case: BackupCase, *, waited: float = 0.0, control_plane: bool = True, **status: Any) -> None:
+    Its deletion waits since so many seconds for a backup, if the wait has begun.
+    """
+
+    def __init__(
+        self, case: BackupCase, *, waited: float | None = None, control_plane: bool = True, **status: Any
+    ) -> None:
         self.case = case
         case.add_machine("one", control_plane=control_plane)
         self.obj = case.machines[-1]
-        self.obj["metadata"]["deletionTimestamp"] = ago(waited)
+        self.obj["apiVersion"] = resources.HARVESTER_MACHINES.api_version
+        self.obj["metadata"] |= {"deletionTimestamp": ago(9999), "finalizers": ["caphv.io/machine"]}
+        if waited is not None:
+            self.wait_since(waited)
+        case.management.put(self.obj)
         metadata = {"name": "one", "namespace": "team", "labels": self.obj["metadata"]["labels"]}
         self.machine = {"metadata": metadata, "spec": {"version": "v1.35.0"}, "status": status or OUTDATED}
 
@@ -95,12 +106,33 @@ class Leaving:
         assert found
         return found
 
+    @property
+    def memory(self) -> MachineMemory:
+        return self.case.context.memory.machine(self.obj)
+
+    def wait_since(self, seconds: float) -> None:
+        """Let the wait begin so many seconds ago, without an outage since then."""
+        self.obj["metadata"]["annotations"] = {names.VM_BACKUP_ANNOTATION: ago(seconds)}
+        self.memory.backup_answers_since = time.monotonic() - seconds
+        self.memory.backup_answered_at = time.monotonic()
+
+    def end_outage(self) -> None:
+        """Let the last answer about the backup be hours ago."""
+        self.memory.backup_answered_at = time.monotonic() - 9999
+
+    def restart_provider(self) -> None:
+        """Forget what is in the provider's memory alone."""
+        self.case.context.memory.forget_machine(key_of(self.obj))
+
     async def back_up(self) -> None:
         """Run the step of the machine once."""
         scope = MachineScope(
             self.case.context, self.obj, self.machine, self.case.cluster, self.case.obj, StatusDraft(self.obj)
         )
-        await back_up_replaced(scope, self.vm)
+        try:
+            await back_up_replaced(scope, self.vm)
+        finally:
+            self.obj["metadata"]["annotations"] = annotations_of(scope.obj)
 
     def complete(self) -> None:
         """Let Harvester complete the backup."""

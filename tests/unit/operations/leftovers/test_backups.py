@@ -7,7 +7,7 @@ import pytest
 from caphv.api import names, resources
 from caphv.api.object import Obj
 from caphv.api.ownership import Owner
-from caphv.runtime.errors import Forbidden
+from caphv.runtime.errors import ApiError, Forbidden, NotFound, ServerFault
 from operations.capacity.addresspools import Verdict
 from operations.leftovers.release import Outcome
 from tests.support.leftovers import CLUSTER, US, Sides, obj, vm
@@ -48,8 +48,16 @@ async def test_only_what_the_provider_makes_and_nothing_needs_is_left_over() -> 
     assert await verdicts(backup(), running) == {"former-replaced": Verdict.IN_USE}
 
 
-async def test_account_without_the_right_hides_nothing() -> None:
+@pytest.mark.parametrize(
+    ("error", "hides"),
+    [
+        (Forbidden(403, "Forbidden", "cannot list"), False),
+        (NotFound(404, "NotFound", "the server could not find the requested resource"), False),
+        (ServerFault(500, "InternalError", "etcdserver: leader changed"), True),
+    ],
+)
+async def test_missing_right_or_kind_hides_nothing(error: ApiError, hides: bool) -> None:
     sides = Sides.of()
-    sides.harvester.errors[f"list {BACKUPS.kind}"] = Forbidden(403, "Forbidden", "cannot list")
+    sides.harvester.errors[f"list {BACKUPS.kind}"] = error
     _, unseen = await sides.read()
-    assert unseen == []
+    assert bool(unseen) == hides

@@ -6,7 +6,7 @@ import pytest
 
 from caphv.api import names
 from caphv.api.ownership import Owner
-from caphv.runtime.errors import Forbidden, Invalid, Unreachable
+from caphv.runtime.errors import Forbidden, Invalid, ServerFault, Unreachable
 from reconciler.cluster import backups
 from reconciler.cluster.backups import delete_backups
 from reconciler.status import Blocked
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.unit
 OTHER = Owner("HarvesterCluster", "team", "other", "other-uid", "elsewhere")
 FORBIDDEN = Forbidden(403, "Forbidden", 'cannot list resource "virtualmachinebackups"')
 ASKED = Unreachable("asked")
+RESTORED = Invalid(400, "BadRequest", "vmrestore vms/former is in progress")
 
 
 async def test_without_the_field_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,10 +193,65 @@ async def test_backups_are_deleted_with_their_cluster(monkeypatch: pytest.Monkey
     case = BackupCase(monkeypatch, keep=2)
     case.backup("former")
     case.backup("foreign", owner=OTHER)
-    with pytest.raises(Blocked, match="waiting for VirtualMachineBackup former-replaced"):
-        await delete_backups(case.scope())
-    assert case.names == ["foreign-replaced"]
     await delete_backups(case.scope())
+    assert case.names == ["foreign-replaced"]
+    assert [reason for reason, _ in case.messages] == ["BackupsDeleted"]
+
+
+async def test_deleted_cluster_does_not_wait_for_the_backup_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch, keep=2)
+    backup = case.backup("former")
+    case.harvester.put({**backup, "metadata": {**backup["metadata"], "finalizers": ["wrangler.cattle.io/remove"]}})
+    await delete_backups(case.scope())
+    (backup,) = case.harvester.stored(BACKUPS)
+    assert "deletionTimestamp" in backup["metadata"]
+    assert [reason for reason, _ in case.messages] == ["BackupsDeleted"]
+    assert "once its backup target answers" in case.messages[0][1]
+
+    await delete_backups(case.scope())
+    assert case.messages[1][0] == "BackupsKept"
+    assert "former-replaced" in case.messages[1][1]
+
+
+async def test_deleted_cluster_does_not_wait_for_a_restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch, keep=2)
+    case.backup("former")
+    case.backup("restored")
+    case.harvester.errors["delete VirtualMachineBackup restored-replaced"] = RESTORED
+    await delete_backups(case.scope())
+    assert case.names == ["restored-replaced"]
+    assert [reason for reason, _ in case.messages] == ["BackupsDeleted", "BackupsKept"]
+    assert "restored-replaced" in case.messages[1][1]
+
+
+async def test_deleted_cluster_does_not_wait_for_server_faults_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch, keep=2)
+    case.backup("former")
+    case.harvester.errors["delete VirtualMachineBackup"] = ServerFault(500, "InternalError", "failed calling webhook")
+    with pytest.raises(ServerFault):
+        await delete_backups(case.scope())
+    monkeypatch.setattr(backups, "_FAULT_SECONDS", 0.0)
+    await delete_backups(case.scope())
+    assert [reason for reason, _ in case.messages] == ["BackupsKept"]
+
+
+async def test_backup_that_is_being_restored_is_deleted_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch, keep=1)
+    case.running("new")
+    for age, name in enumerate("abc"):
+        case.backup(name, age=age)
+    case.harvester.errors["delete VirtualMachineBackup c-replaced"] = RESTORED
+    condition = await case.keep()
+    assert (condition["status"], condition["message"]) == ("True", "VirtualMachineBackup a-replaced, c-replaced")
+    assert case.names == ["a-replaced", "c-replaced"]
+    assert case.requeue_after
+
+    case.harvester.errors.clear()
+    await case.keep()
+    assert case.names == ["a-replaced", "c-replaced"], "it is not asked again at once"
+    monkeypatch.setattr(backups, "_REFUSED_SECONDS", 0.0)
+    assert (await case.keep())["message"] == "VirtualMachineBackup a-replaced"
+    assert case.names == ["a-replaced"]
 
 
 async def test_retained_backups_outlive_their_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

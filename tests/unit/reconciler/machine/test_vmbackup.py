@@ -6,7 +6,7 @@ import pytest
 
 from caphv.api.object import Obj
 from caphv.api.ownership import Owner
-from caphv.runtime.errors import Forbidden, Unreachable
+from caphv.runtime.errors import Forbidden, ServerFault, Unreachable
 from reconciler.status import Blocked
 from reconciler.triggers import Watched
 from tests.support.reconciler.vmbackups import NO_TARGET, BackupCase, Leaving, ago
@@ -14,6 +14,7 @@ from tests.support.reconciler.vmbackups import NO_TARGET, BackupCase, Leaving, a
 pytestmark = pytest.mark.unit
 
 FORBIDDEN = Forbidden(403, "Forbidden", 'cannot get resource "virtualmachinebackups" in API group "harvesterhci.io"')
+FAULT = ServerFault(500, "InternalError", 'failed calling webhook "validator.harvesterhci.io": connection refused')
 
 
 async def test_without_the_field_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,12 +93,11 @@ async def test_missing_right_is_named_with_the_command_that_grants_it(monkeypatc
 async def test_unfinished_backup_is_deleted_before_the_vm(monkeypatch: pytest.MonkeyPatch) -> None:
     """It could never be completed, and may keep the disks of the VM."""
     case = BackupCase(monkeypatch, keep=2, timeoutSeconds=60)
-    # Harvester was unreachable for hours, so the time counts from the begin of the backup.
-    leaving = Leaving(case, waited=9999)
+    leaving = Leaving(case)
     case.backup("one", age=30, readyToUse=False, error={"message": "no space left"})
     with pytest.raises(Blocked, match="no space left"):
         await leaving.back_up()
-    case.backup("one", age=61, readyToUse=False)
+    leaving.wait_since(61)
     await leaving.back_up()
     assert case.names == []
     assert leaving.reasons == ["VMBackupFailed"]
@@ -130,3 +130,75 @@ async def test_outage_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     case.harvester.errors["get VirtualMachineBackup"] = Unreachable("no answer")
     with pytest.raises(Unreachable):
         await Leaving(case, waited=9999).back_up()
+
+
+async def test_outage_before_the_first_answer_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch, keep=2)
+    case.refuse(FAULT)
+    leaving = Leaving(case)
+    with pytest.raises(Blocked, match="failed calling webhook"):
+        await leaving.back_up()
+    case.harvester.errors.clear()
+    with pytest.raises(Blocked):
+        await leaving.back_up()
+    assert case.names == ["one-replaced"]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_backup_continues_after_an_outage(monkeypatch: pytest.MonkeyPatch, *, restarts: bool) -> None:
+    case = BackupCase(monkeypatch, keep=2, timeoutSeconds=1800)
+    leaving = Leaving(case, waited=9999)
+    case.backup("one", age=9999, readyToUse=False)
+    case.harvester.errors["get VirtualMachineBackup"] = FAULT
+    leaving.end_outage()
+    if restarts:
+        leaving.restart_provider()
+    for _ in range(2):
+        with pytest.raises(Blocked) as blocked:
+            await leaving.back_up()
+        assert (blocked.value.requeue_after or 0) <= 30
+        case.harvester.errors.clear()
+    leaving.complete()
+    await leaving.back_up()
+    assert leaving.reasons == ["VMBackedUp"]
+
+
+async def test_server_faults_end_the_wait_with_the_backup(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch, keep=2, timeoutSeconds=1800)
+    leaving = Leaving(case, waited=1700)
+    case.backup("one", age=1700, readyToUse=False)
+    with pytest.raises(Blocked):
+        await leaving.back_up()
+    case.harvester.errors["get VirtualMachineBackup"] = FAULT
+    leaving.wait_since(1801)
+    await leaving.back_up()
+    assert leaving.reasons == ["VMBackupFailed"]
+    assert case.names == [], "it could never be completed"
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_restart_continues_the_wait(monkeypatch: pytest.MonkeyPatch, *, refused: bool) -> None:
+    case = BackupCase(monkeypatch, keep=2, timeoutSeconds=1800)
+    if refused:
+        case.refuse(NO_TARGET)
+    leaving = Leaving(case, waited=1801)
+    leaving.restart_provider()
+    with pytest.raises(Blocked) as blocked:
+        await leaving.back_up()
+    assert blocked.value.requeue_after
+
+    leaving.memory.backup_answers_since -= 301
+    await leaving.back_up()
+    assert leaving.reasons[-1] == "VMBackupFailed"
+
+
+async def test_restart_does_not_repeat_a_wait_that_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch, keep=2, timeoutSeconds=60)
+    leaving = Leaving(case, waited=61)
+    case.backup("one", age=61, readyToUse=False)
+    await leaving.back_up()
+    leaving.restart_provider()
+    await leaving.back_up()
+    assert case.names == []
+    assert leaving.reasons == ["VMBackupFailed"]
+    assert leaving.memory.backup_ended, "its cluster counts on it"

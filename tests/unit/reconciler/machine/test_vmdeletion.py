@@ -146,8 +146,9 @@ def scope_with(vm: Obj, *disks: Obj, known: str = "") -> tuple[Any, Any]:
     namespace = harvester.watch_namespace("vms")
     harvester.client = Client(refuses=False, vm=vm)
     namespace.vms = SimpleNamespace(get=lambda *_: vm, store=(vm,))
+    by_name = {disk["metadata"]["name"]: disk for disk in disks}
     namespace.claims = SimpleNamespace(
-        store=disks, get=lambda _, name: name, observe_deletion=lambda *_: False, forget=lambda *_: None
+        store=disks, get=lambda _, name: by_name.get(name), observe_deletion=lambda *_: False, forget=lambda *_: None
     )
     if known:
         scope.draft.fields["virtualMachine"] = {"uid": known}
