@@ -16,7 +16,7 @@ from reconciler import triggers
 from reconciler.context import Context
 from reconciler.harvester.addressuse import endpoint_addresses, machine_addresses
 from reconciler.harvesterhandlers import HarvesterHandlers
-from reconciler.machine.addressclaims import machine_of
+from reconciler.machine.addresses.ipamplan import machine_of
 from reconciler.predicates import (
     awaits_backup_check,
     cluster_fields,

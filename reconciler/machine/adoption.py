@@ -40,7 +40,7 @@ from caphv.api.ownership import (
 )
 from caphv.api.virtualmachine import cloud_init_secret_name, is_machine_pvc
 from caphv.runtime.errors import NotFound
-from reconciler.machine.ipaddress import adopt_address
+from reconciler.machine.addresses.entries import adopt_addresses
 from reconciler.machine.labelling import label_patch
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmclaims import boot_claims
@@ -285,7 +285,7 @@ async def _adopt_belongings(scope: MachineScope, vm: Obj, old_record: dict[str, 
         if old_record.items() <= annotations_of(secret).items():
             patch = _record_patch(scope, secret)
             await client.patch(SECRETS, name, scope.target_namespace, patch)
-    await adopt_address(scope, old_record.get(names.OWNER_CLUSTER_ANNOTATION, ""))
+    await adopt_addresses(scope, old_record.get(names.OWNER_CLUSTER_ANNOTATION, ""))
 
 
 def _record_patch(scope: MachineScope, obj: Obj) -> Obj:

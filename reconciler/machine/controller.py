@@ -17,8 +17,8 @@ from caphv.runtime.controller import Result
 from caphv.runtime.errors import Forbidden, Invalid, NotFound, RequestError
 from reconciler import metrics
 from reconciler.context import Context
+from reconciler.machine.addresses.ipamclaims import release_address_claims
 from reconciler.machine.adoption import adopt_or_refuse, ensure_vm_proof
-from reconciler.machine.claimedaddresses import release_claims
 from reconciler.machine.create import ensure_vm
 from reconciler.machine.deletion import delete_machine
 from reconciler.machine.handover import ensure_handover
@@ -267,7 +267,7 @@ class MachineReconciler:
             return  # our part of the deletion is complete, and other finalizers keep the object
 
         await delete_machine(scope)
-        await release_claims(scope)
+        await release_address_claims(scope)
         try:
             await self._context.remove_finalizer(
                 self._context.caches.harvester_machines, scope.obj, *_FINALIZERS

@@ -16,14 +16,18 @@ from caphv.api.release import hotplug_obstacle
 from caphv.api.virtualmachine import READ_WRITE_MANY
 from caphv.runtime.errors import AlreadyExists, Conflict, Forbidden, Invalid, RequestError
 from reconciler import metrics
-from reconciler.machine.addressstate import report_addresses
+from reconciler.machine.addresses.interfaces import ensure_pool_addresses, restore_pool_addresses
+from reconciler.machine.addresses.ipamclaims import (
+    check_address_claims,
+    confirm_address_claims,
+    ensure_address_claims,
+)
+from reconciler.machine.addresses.pool import ensure_address, restore_address
+from reconciler.machine.addresses.state import report_addresses
 from reconciler.machine.adoption import adopt_or_refuse, vm_lost
 from reconciler.machine.bootstrap import bootstrap_data, ensure_secret
-from reconciler.machine.claimedaddresses import check_claims, confirm_claims, ensure_claims
-from reconciler.machine.ipaddress import ensure_address, restore_address
 from reconciler.machine.labelling import ensure_labels
 from reconciler.machine.network import Dhcp
-from reconciler.machine.pooladdresses import ensure_pool_addresses, restore_pool_addresses
 from reconciler.machine.quota import REFUSED_SECONDS, check_quota, handle_refusal, record_free_quota
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.validation import InvalidSpecError
@@ -46,7 +50,7 @@ async def ensure_vm(scope: MachineScope) -> Obj:
 
     vm = await adopt_or_refuse(scope, vm)
     vm = await ensure_labels(scope, vm)
-    states = [await restore_address(scope), check_claims(scope)]
+    states = [await restore_address(scope), check_address_claims(scope)]
     report_addresses(scope, [*states, await restore_pool_addresses(scope)])
     return vm
 
@@ -76,14 +80,14 @@ async def _create_vm(scope: MachineScope) -> Obj:
     inputs = require_inputs(scope)
     check_quota(scope)
     bootstrap = await bootstrap_data(scope)
-    claimed = await ensure_claims(scope)
+    claimed = await ensure_address_claims(scope)
     network = await ensure_address(scope)
     pooled = await ensure_pool_addresses(scope)
     if claimed or pooled or not isinstance(network, Dhcp):
         scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
     await ensure_secret(scope, network, bootstrap, [*claimed, *pooled])
     inputs = replace(inputs, offered=await offered_modes(scope, inputs))
-    await confirm_claims(scope, claimed)
+    await confirm_address_claims(scope, claimed)
     return await _request_vm(scope, inputs)
 
 

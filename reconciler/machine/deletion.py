@@ -14,12 +14,12 @@ from caphv.api.virtualmachine import cloud_init_secret_name
 from caphv.runtime.errors import NotFound
 from reconciler import triggers
 from reconciler.harvester.views import TargetNamespace
+from reconciler.machine.addresses.entries import release_addresses
+from reconciler.machine.addresses.ipamclaims import describe_released
 from reconciler.machine.adoption import VmOwner, owner_of_vm
-from reconciler.machine.claimedaddresses import describe_released
 from reconciler.machine.diskdeletion import delete_disks
 from reconciler.machine.etcd import remove_etcd_member
 from reconciler.machine.guestinterfaces import recorded_addresses
-from reconciler.machine.ipaddress import release_address
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmbackup import back_up_replaced
 from reconciler.machine.vmdeletion import delete_vm
@@ -63,7 +63,7 @@ async def delete_machine(scope: MachineScope) -> None:
     # Release the address last, so that no other machine gets it while this guest runs. Check the
     # caches again, because Harvester may have become unreachable meanwhile.
     scope.current_namespace()
-    await release_address(scope, foreign_vm=not is_ours)
+    await release_addresses(scope, foreign_vm=not is_ours)
 
 
 def _require_recorded_guest(scope: MachineScope) -> None:

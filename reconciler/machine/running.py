@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj
 from caphv.api.virtualmachine import claims_of
-from reconciler.machine.claimedaddresses import known_addresses
+from reconciler.machine.addresses.interfaces import known_pool_addresses
+from reconciler.machine.addresses.ipamclaims import known_addresses
 from reconciler.machine.guestinterfaces import static_addresses
 from reconciler.machine.hostresources import has_host_resources
 from reconciler.machine.network import StaticAddress, effective_network
 from reconciler.machine.node import is_guest_of
-from reconciler.machine.pooladdresses import known_pool_addresses
 from reconciler.machine.quota import (
     halted_by_quota,
     record_running_vm,

@@ -23,7 +23,8 @@ from caphv.runtime.queue import WorkQueue
 from reconciler.context import Context
 from reconciler.harvester.allocator import AddressAllocator
 from reconciler.harvesterhandlers import HarvesterHandlers
-from reconciler.machine.ipaddress import ensure_address, release_address
+from reconciler.machine.addresses.entries import release_addresses
+from reconciler.machine.addresses.pool import ensure_address
 from reconciler.machine.scope import MachineScope
 from reconciler.status import Blocked, StatusDraft
 from reconciler.triggers import Topics
@@ -141,7 +142,7 @@ class World:
             with contextlib.suppress(Blocked):
                 await ensure_address(scope)
         else:
-            await release_address(scope, foreign_vm=False)
+            await release_addresses(scope, foreign_vm=False)
             self.drafts.pop(key.name, None)
 
     async def play(self, steps: list[tuple[str, Any]]) -> None:

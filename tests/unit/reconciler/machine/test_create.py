@@ -8,7 +8,7 @@ import pytest
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj
 from reconciler.machine import create
-from reconciler.machine.addressstate import AddressState
+from reconciler.machine.addresses.state import AddressState
 from reconciler.machine.network import StaticAddress
 from reconciler.memory import MachineMemory
 from reconciler.status import Blocked
@@ -112,12 +112,12 @@ async def test_vm_of_claims_that_the_server_lacks_is_not_created(monkeypatch: py
     async def lost(*_: object) -> None:
         raise Blocked(ConditionType.VM_IP_ALLOCATED, Reason.VM_IP_CLAIM_PENDING, "was deleted", Watched.SELF)
 
-    reserving = ("ensure_claims", "ensure_address", "ensure_pool_addresses")
+    reserving = ("ensure_address_claims", "ensure_address", "ensure_pool_addresses")
     for step in ("bootstrap_data", *reserving, "ensure_secret", "offered_modes"):
         monkeypatch.setattr(create, step, passes)
     for step in ("require_inputs", "check_quota", "replace"):
         monkeypatch.setattr(create, step, lambda *_, **__: None)
-    monkeypatch.setattr(create, "confirm_claims", lost)
+    monkeypatch.setattr(create, "confirm_address_claims", lost)
     # A request would fail, because the scope has no client.
     with pytest.raises(Blocked, match="was deleted"):
         await create.ensure_vm(scope_of(None))

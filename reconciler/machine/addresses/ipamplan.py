@@ -55,7 +55,7 @@ class WantedClaim:
 def wanted_claims(machine: str, spec: Obj) -> tuple[WantedClaim, ...]:
     """Return the claims of a machine, in the order of interfaces and pools.
 
-    IPPools on Harvester need none, see `pooladdresses`.
+    IPPools on Harvester need none, see `interfaces`.
 
     Their names are `<machine>-<interface>-<pool>` with numbers from 0, so that no two machines of a
     namespace have a name in common.

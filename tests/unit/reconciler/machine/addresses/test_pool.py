@@ -21,8 +21,9 @@ from caphv.runtime.errors import ApiError, Conflict, Forbidden, ServerFault, Una
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
 from reconciler.harvester import addressplan
-from reconciler.machine.addressstate import report_addresses
-from reconciler.machine.ipaddress import ensure_address, release_address, restore_address
+from reconciler.machine.addresses.entries import release_addresses
+from reconciler.machine.addresses.pool import ensure_address, restore_address
+from reconciler.machine.addresses.state import report_addresses
 from reconciler.machine.network import StaticAddress
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import MachineMemory
@@ -224,7 +225,7 @@ class New(Machine):
 
     def delete(self) -> None:
         """Release what the deleted machine holds."""
-        asyncio.run(release_address(self._scope(StatusDraft(self.obj)), foreign_vm=False))
+        asyncio.run(release_addresses(self._scope(StatusDraft(self.obj)), foreign_vm=False))
 
     async def _settled(self, _ids: set[str]) -> None:
         pass

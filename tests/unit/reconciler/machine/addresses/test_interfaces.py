@@ -17,7 +17,7 @@ from caphv.runtime.queue import WorkQueue
 from reconciler.harvester import addressplan
 from reconciler.harvester.addressplan import plan_releases
 from reconciler.machine import create
-from reconciler.machine.ipaddress import release_address
+from reconciler.machine.addresses.entries import release_addresses
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import MachineMemory
 from reconciler.status import Blocked, StatusDraft
@@ -135,7 +135,7 @@ class Machine:
         return bool(released)
 
     async def delete(self) -> None:
-        await release_address(self._scope(StatusDraft(self.obj)), foreign_vm=False)
+        await release_addresses(self._scope(StatusDraft(self.obj)), foreign_vm=False)
 
     async def _settle(self, _ids: set[str]) -> None:
         """The cached pools show every reservation."""
@@ -164,7 +164,7 @@ def _other_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: object) -> Obj:
         raise Blocked(ConditionType.INFRASTRUCTURE_READY, "r", "refused", Watched.SELF)
 
-    for step in ("bootstrap_data", "ensure_secret", "offered_modes", "confirm_claims"):
+    for step in ("bootstrap_data", "ensure_secret", "offered_modes", "confirm_address_claims"):
         monkeypatch.setattr(create, step, passes)
     for step in ("require_inputs", "check_quota", "replace"):
         monkeypatch.setattr(create, step, lambda *_, **__: None)
