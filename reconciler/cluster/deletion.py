@@ -53,7 +53,7 @@ def require_no_machines(scope: ClusterScope) -> None:
 async def delete_infrastructure(scope: ClusterScope) -> None:
     """Delete all objects on Harvester. Raises `Blocked` while one of them exists."""
     # All watches have to be connected, because a deletion must not rely on an old state.
-    scope.current_namespace()
+    scope.require_current_namespace()
     # Before the pools, which may be where Services of the guest have their addresses from.
     await guestbalancers.delete_balancers(scope)
     await guestvolumes.delete_volumes(scope)
@@ -64,7 +64,7 @@ async def delete_infrastructure(scope: ClusterScope) -> None:
 
     # Delete the Service before its address is released, because it announces the address.
     await delete_placeholder(scope)
-    scope.current_namespace()  # because Harvester may have become unreachable meanwhile
+    scope.require_current_namespace()  # because Harvester may have become unreachable meanwhile
     await release_address(scope)
     await pools.delete_pool(scope, ConditionType.VM_IP_POOL_CREATED, VM_POOL_SUFFIX)
 

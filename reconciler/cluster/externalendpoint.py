@@ -110,7 +110,7 @@ async def _delete_former_load_balancer(scope: ClusterScope) -> None:
         return
     if objects:
         # A deletion must not rely on an old state.
-        namespace = scope.current_namespace()
+        namespace = scope.require_current_namespace()
         await adoption.delete(scope, namespace.load_balancers, scope.load_balancer_name)
         await delete_placeholder(scope)
     await release_address(scope)

@@ -103,7 +103,7 @@ class ClusterScope:
                 raise self._cannot_read(namespace, caches)
         return namespace
 
-    def current_namespace(self) -> TargetNamespace:
+    def require_current_namespace(self) -> TargetNamespace:
         """Return caches that follow Harvester. Raises `Blocked` while a watch is not connected."""
         session = self.require_session()
         with self.subscribe(triggers.caches(session.fingerprint)) as caches:

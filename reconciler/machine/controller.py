@@ -1,8 +1,24 @@
 """Reconcile one HarvesterMachine from bootstrap data to an initialized Node, or delete it.
 
-`MachineReconciler._reconcile`, `_provide_vm` and `_complete` run the steps in order. Each step is
-idempotent. A step raises `Blocked` to end the reconcile until its trigger requeues the machine, and
-`ApiError` or `Unreachable` for a retry with back-off.
+The life of a machine, in this order (modules of this package):
+
+1. Pause: nothing happens, except that a machine whose cluster is parked may adopt its VM.
+2. `handover`: the older of two control plane machines waits for the load balancer.
+3. The Cluster's infrastructure is provisioned, and the machine gets its finalizer.
+4. `ensurevm`: find the VM, adopt it, or create it (`create`): `vminputs`, `quota`, `bootstrap`,
+   `addresses`, `vm`.
+5. `node`: a Node that exists already is initialized before the VM reports anything.
+6. `inplace`: the VM follows an update in place; `status` reports drift. A new machine does this
+   after step 8.
+7. `running`: wait until the VM runs and has an address.
+8. `node`: set the providerID.
+9. The machine is ready; `node` sets taint, zone and region of its Node.
+10. `deletion`: etcd member, VM, disks, Secret, addresses; then IPAddressClaims and the finalizer.
+
+Each step is idempotent. A step raises `Blocked` to end the reconcile until its trigger requeues the
+machine, and `ApiError` or `Unreachable` for a retry with back-off. A failed machine is not
+repaired: it reports why, and its owner replaces it. Machines leave hosts in maintenance in the
+reconcile of their cluster (`reconciler.cluster.evacuation`).
 """
 
 from __future__ import annotations
@@ -19,10 +35,10 @@ from reconciler import metrics
 from reconciler.context import Context
 from reconciler.machine.addresses.ipamclaims import release_address_claims
 from reconciler.machine.adoption import adopt_or_refuse, ensure_vm_proof
-from reconciler.machine.create import ensure_vm
 from reconciler.machine.deletion import delete_machine
+from reconciler.machine.ensurevm import ensure_vm
 from reconciler.machine.handover import ensure_handover
-from reconciler.machine.inplace import update_in_place
+from reconciler.machine.inplace import follow_update
 from reconciler.machine.node import initialize_node, set_provider_id
 from reconciler.machine.running import wait_for_running_vm
 from reconciler.machine.scope import MachineScope
@@ -41,6 +57,13 @@ _ADOPT_SECONDS = 60.0
 def _is_provisioned(scope: MachineScope) -> bool:
     """Return whether the machine was ever ready."""
     return bool(scope.draft.fields.get("initialization"))
+
+
+async def _follow_spec(scope: MachineScope, vm: Obj, vmi: Obj | None) -> Obj:
+    """Let the VM follow an update in place, report drift, and return the VM."""
+    vm, refusal = await follow_update(scope, vm, vmi)
+    report_drift(scope, vm, vmi, refusal)
+    return vm
 
 
 class MachineReconciler:
@@ -174,16 +197,18 @@ class MachineReconciler:
         :param node_failed: whether the early initialization of the Node has failed in this
             reconcile
         """
-        if _is_provisioned(scope):
-            vm, refusal = await update_in_place(scope, vm, vmi)
+        was_provisioned = _is_provisioned(scope)
+        if was_provisioned:
             # Report drift before a step may end this reconcile, because an edit of the VM may be
             # the reason why it does not run.
-            report_drift(scope, vm, vmi, refusal)
+            vm = await _follow_spec(scope, vm, vmi)
         if not await wait_for_running_vm(scope, vm, vmi):
             return  # the machine stays ready, and its status stays as it was
 
         provider_id = await set_provider_id(scope, vm, vmi or {})
-        await self._report_ready(scope, vm, vmi)
+        if not was_provisioned:
+            vm = await _follow_spec(scope, vm, vmi)
+        await self._report_ready(scope)
         await ensure_vm_proof(scope, vm)
         if not node_failed:
             # An initialized Node needs this, too, because its zone follows the VM to another host.
@@ -222,18 +247,15 @@ class MachineReconciler:
             return error
         return None
 
-    async def _report_ready(self, scope: MachineScope, vm: Obj, vmi: Obj | None) -> None:
+    async def _report_ready(self, scope: MachineScope) -> None:
         """Set the conditions of a machine with a running VM. Write them at once if it was unready.
 
         Needs the providerID, because Cluster API considers no machine provisioned without it.
         """
         was_ready = bool(scope.draft.fields.get("ready"))
-        if not _is_provisioned(scope):
-            vm, refusal = await update_in_place(scope, vm, vmi)
-            report_drift(scope, vm, vmi, refusal)
-            if scope.memory.vm_created_at is not None:
-                seconds = time.monotonic() - scope.memory.vm_created_at
-                metrics.MACHINE_CREATION_SECONDS.observe(seconds)
+        if not _is_provisioned(scope) and scope.memory.vm_created_at is not None:
+            seconds = time.monotonic() - scope.memory.vm_created_at
+            metrics.MACHINE_CREATION_SECONDS.observe(seconds)
 
         for condition in (
             ConditionType.VM_PROVISIONING_READY,

@@ -39,7 +39,7 @@ async def delete_machine(scope: MachineScope) -> None:
     if _has_no_objects(scope) or _force_delete(scope):
         return
 
-    namespace = scope.current_namespace()
+    namespace = scope.require_current_namespace()
     vm = namespace.vms.get(scope.target_namespace, scope.name)
     if vm is None and scope.memory.vm_deleted_at is None:
         # The cache may lag behind, and a VM that is missed here would stay forever.
@@ -62,7 +62,7 @@ async def delete_machine(scope: MachineScope) -> None:
 
     # Release the address last, so that no other machine gets it while this guest runs. Check the
     # caches again, because Harvester may have become unreachable meanwhile.
-    scope.current_namespace()
+    scope.require_current_namespace()
     await release_addresses(scope, foreign_vm=not is_ours)
 
 

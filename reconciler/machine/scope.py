@@ -161,7 +161,7 @@ class MachineScope:
             raise self._caches_not_ready(namespace, filled)
         return namespace
 
-    def current_namespace(self) -> TargetNamespace:
+    def require_current_namespace(self) -> TargetNamespace:
         """Return the caches of the target namespace, if all of them follow Harvester.
 
         Raises `Blocked` while a watch is not connected, because steps that cannot be undone must
@@ -194,7 +194,7 @@ class MachineScope:
         Returns None if the account may read them, or while that is not known.
         """
         try:
-            self.current_namespace()
+            self.require_current_namespace()
         except Blocked as blocked:
             return blocked if blocked.reason == Reason.TARGET_NAMESPACE_NOT_READY else None
         return None

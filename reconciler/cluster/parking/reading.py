@@ -137,7 +137,7 @@ def _read_vms(scope: ClusterScope, observed: Observation) -> None:
     Raises `Blocked` for a VM that is to be stopped or started, but is not recorded as the
     machine's.
     """
-    namespace = scope.current_namespace()
+    namespace = scope.require_current_namespace()
     vms = []
     for machine in scope.context.caches.machines_of(scope.cluster):
         name = key_of(machine).name

@@ -41,7 +41,7 @@ async def give_up(scope: MachineScope, is_useless: Callable[[Entry], bool]) -> N
 
     Raises `Blocked` or `Conflict` if a VM may exist and use the addresses.
     """
-    scope.current_namespace()
+    scope.require_current_namespace()
     if await scope.live_vm() is not None:
         message = f"VirtualMachine {scope.target_namespace}/{scope.name} was created; retrying"
         raise Conflict(409, "Conflict", message)

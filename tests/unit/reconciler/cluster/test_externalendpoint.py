@@ -79,7 +79,7 @@ class Scope:
     def namespace(self) -> Any:
         return SimpleNamespace(load_balancers=_cache("LoadBalancer", self.balancers), vms=None)
 
-    current_namespace = namespace
+    require_current_namespace = namespace
 
     async def _settle(self, _ids: object) -> None:
         pass

@@ -16,7 +16,7 @@ from caphv.runtime.errors import Conflict
 from caphv.runtime.queue import WorkQueue
 from reconciler.harvester import addressplan
 from reconciler.harvester.addressplan import plan_releases
-from reconciler.machine import create
+from reconciler.machine import create, ensurevm
 from reconciler.machine.addresses.entries import release_addresses
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import MachineMemory
@@ -67,7 +67,7 @@ class Machine:
         """Ensure the VM, write the status, and return the patch of it."""
         draft = StatusDraft(self.obj)
         try:
-            await create.ensure_vm(self._scope(draft))
+            await ensurevm.ensure_vm(self._scope(draft))
         except Blocked as blocked:
             draft.set_false(blocked.condition, blocked.reason, blocked.message)
         patch = draft.patch()
@@ -111,7 +111,7 @@ class Machine:
             owner=Owner("HarvesterMachine", "team", "one", "u", "management"),
             requeue_after=None,
             namespace=lambda: SimpleNamespace(vms=vms),
-            current_namespace=lambda: SimpleNamespace(vms=vms),
+            require_current_namespace=lambda: SimpleNamespace(vms=vms),
             live_vm=self._live_vm,
             session=lambda: session,
             subscribe=lambda *topics: Topics().subscribe(queue, Key("team", "one"), *topics),
@@ -168,8 +168,8 @@ def _other_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(create, step, passes)
     for step in ("require_inputs", "check_quota", "replace"):
         monkeypatch.setattr(create, step, lambda *_, **__: None)
-    monkeypatch.setattr(create, "adopt_or_refuse", same)
-    monkeypatch.setattr(create, "ensure_labels", same)
+    monkeypatch.setattr(ensurevm, "adopt_or_refuse", same)
+    monkeypatch.setattr(ensurevm, "ensure_labels", same)
     monkeypatch.setattr(create, "_request_vm", refuse)
 
 

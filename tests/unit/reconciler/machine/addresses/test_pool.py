@@ -212,7 +212,7 @@ class New(Machine):
         namespace = {"subnetMask": "255.255.255.0", "gateway": "10.0.0.1"}
         scope.cluster_spec["vmNetworkConfig"] |= namespace
         scope.session = lambda: session  # type: ignore[method-assign]
-        scope.current_namespace = self._current_namespace  # type: ignore[method-assign]
+        scope.require_current_namespace = self._current_namespace  # type: ignore[method-assign]
         scope.live_vm = self._live_vm  # type: ignore[method-assign]
         return scope
 
