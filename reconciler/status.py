@@ -20,7 +20,9 @@ from reconciler.triggers import Delay, Trigger
 class Blocked(Exception):
     """The rest of this reconcile has to wait for one of `triggers`, which requeues the object.
 
-    :param warn: a user has to act
+    :param warn: emit an Event of type Warning if the message is new, and write the status of a
+        machine at once instead of after a debounce. Set for what lasts until a user acts, and if a
+        machine that was ready waits again
     :param unknown: the state cannot be determined, for example while Harvester does not answer
     :param outage: Harvester does not answer, or rejects these credentials. That says nothing about
         the VMs there, so objects that were ready stay ready. An unknown state is an outage, too

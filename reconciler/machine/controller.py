@@ -310,7 +310,7 @@ class MachineReconciler:
         return MachineScope(self._context, obj, machine, cluster, harvester_cluster, draft)
 
     def _report(self, scope: MachineScope, blocked: Blocked) -> None:
-        """Set the conditions of a machine that waits, with an Event if a user has to act."""
+        """Set the conditions of a machine that waits, with the Event of `Blocked.warn`."""
         draft = scope.draft
         # A VM keeps running while Harvester's API is unreachable, so Cluster API must not consider
         # the machine broken.

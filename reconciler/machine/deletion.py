@@ -36,7 +36,7 @@ async def delete_machine(scope: MachineScope) -> None:
     If a VM with the machine's name belongs to another owner, it stays, with its disks and address.
     Raises `Blocked` while an object of the machine exists, or may exist.
     """
-    if _has_no_objects(scope) or _force_delete(scope):
+    if _is_unused_orphan(scope) or _force_delete(scope):
         return
 
     namespace = scope.require_current_namespace()
@@ -100,8 +100,10 @@ async def _wait_for_stop(scope: MachineScope, namespace: TargetNamespace) -> Non
         raise scope.in_progress(message, Watched.VM)
 
 
-def _has_no_objects(scope: MachineScope) -> bool:
-    """Return whether nothing was ever created on Harvester."""
+def _is_unused_orphan(scope: MachineScope) -> bool:
+    """Return whether a machine without a HarvesterCluster shows no trace of an object."""
+    # With a HarvesterCluster, Harvester itself is read, because an object whose creation was not
+    # answered leaves no trace in the status.
     traces = (ConditionType.MACHINE_CREATED, ConditionType.VM_IP_ALLOCATED)
     return (
         not scope.spec.get("providerID")

@@ -56,7 +56,8 @@ async def wait_for_running_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> 
 
     # No user stopped such a VM, so no user has to start it.
     if state.phase is VmPhase.STOPPED and halted_by_quota(scope, vm):
-        raise await start_halted_vm(scope, vm)
+        await start_halted_vm(scope, vm)
+        raise vm_starting(scope)
     if state.phase is VmPhase.STOPPED and started_after_quota(scope, vm):
         raise vm_starting(scope)
 

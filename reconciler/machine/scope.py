@@ -224,7 +224,10 @@ class MachineScope:
     def in_progress(
         self, message: str, source: Trigger, *others: Trigger, warn: bool = False
     ) -> Blocked:
-        """Return a `Blocked` for provisioning that waits for something temporary."""
+        """Return a `Blocked` for provisioning that waits for something temporary.
+
+        :param warn: see `Blocked`
+        """
         condition = ConditionType.VM_PROVISIONING_READY
         reason = Reason.VM_PROVISIONING_IN_PROGRESS
         return Blocked(condition, reason, message, source, *others, warn=warn)
@@ -233,7 +236,7 @@ class MachineScope:
         """Return a `Blocked` for provisioning that fails until a user corrects something.
 
         :param sources: triggers that, in addition to a change of the machine, may end the failure
-        :param warn: whether a new message deserves an Event
+        :param warn: see `Blocked`
         """
         reason = Reason.VM_PROVISIONING_FAILED
         condition = ConditionType.VM_PROVISIONING_READY
