@@ -40,11 +40,11 @@ from caphv.api.object import (
 from caphv.api.ownership import Owner, Ownership, ownership_of, record
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound
+from reconciler.blocked import Blocked
 from reconciler.cluster.adoption import may_adopt
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import LABEL, grant, grants
 from reconciler.harvester.kubeconfig import virtual_address
-from reconciler.status import Blocked
 from reconciler.triggers import Delay
 
 _INGRESS = Key("kube-system", "ingress-expose")

@@ -31,6 +31,7 @@ from caphv.api.object import (
     being_deleted,
 )
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, RequestError, Unreachable
+from reconciler.blocked import Blocked
 from reconciler.cluster import cloudaccount, refusals
 from reconciler.cluster.delivery import (
     build_kubeconfig,
@@ -42,7 +43,6 @@ from reconciler.cluster.delivery import (
 from reconciler.cluster.guestsecret import expiry, is_ours
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import SECRET
-from reconciler.status import Blocked
 
 _RETRY_RENEWAL = 60.0
 _ACCOUNT_CHECK = 540.0

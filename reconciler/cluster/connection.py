@@ -15,9 +15,9 @@ from caphv.runtime.errors import (
     Unreachable,
 )
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.cluster.identity import connection_failure, secret_text
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import Blocked
 from reconciler.triggers import Trigger, Watched
 
 _CONNECTION = ConditionType.HARVESTER_CONNECTION_READY

@@ -14,6 +14,7 @@ from caphv.runtime import logs
 from caphv.runtime.controller import Result
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, RequestError, Unauthorized
 from reconciler import metrics
+from reconciler.blocked import Blocked
 from reconciler.caches import cluster_name
 from reconciler.cluster import (
     addons,
@@ -41,7 +42,7 @@ from reconciler.cluster.parking import phase as park
 from reconciler.cluster.parking.schedule import follow_schedule
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Delay
 
 _FINALIZERS = {names.CLUSTER_FINALIZER, names.LEGACY_CLUSTER_FINALIZER}

@@ -15,10 +15,10 @@ from caphv.api.names import (
     generated_names,
 )
 from caphv.api.object import Obj, annotations_of, at
+from reconciler.blocked import Blocked
 from reconciler.cluster import guestbalancers, guestvolumes, loadbalancer, pools
 from reconciler.cluster.endpoint import UNSET_HOST, delete_placeholder, release_address
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 # Conditions that are true only after the provider has read or created objects on Harvester.

@@ -27,6 +27,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, Unauthorized, Unreachable
 from caphv.runtime.text import off_loop
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.cluster import cloudaccount, references
 from reconciler.cluster.guestsecret import (
     TOKEN_SECONDS,
@@ -40,7 +41,6 @@ from reconciler.cluster.manifest import ManifestError, with_credentials
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import SECRET
 from reconciler.harvester.kubeconfig import kubeconfig
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Trigger, Watched
 
 _PAUSE = 5.0

@@ -14,12 +14,12 @@ from caphv.api.object import SERVICES, Obj, at, key_of, list_at, text_at
 from caphv.api.ownership import record
 from caphv.runtime.errors import AlreadyExists
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.cluster import adoption, refusals
 from reconciler.cluster.addresssource import requested_source, used_source
 from reconciler.cluster.pools import adopt_load_balancer_pool, ensure_load_balancer_pool
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester import addressplan
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 API_PORT = 6443

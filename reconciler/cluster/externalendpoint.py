@@ -23,6 +23,7 @@ from caphv.api.object import SERVICES, Obj, at, dict_at
 from caphv.api.ownership import Ownership, ownership_of
 from caphv.api.resources import LOAD_BALANCERS
 from caphv.runtime.errors import RequestError, kind_of
+from reconciler.blocked import Blocked
 from reconciler.cluster import adoption, pools
 from reconciler.cluster.addresssource import used_source
 from reconciler.cluster.endpoint import (
@@ -32,7 +33,6 @@ from reconciler.cluster.endpoint import (
     release_address,
 )
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 _READY = ConditionType.LOAD_BALANCER_READY

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, at
+from reconciler.blocked import Blocked
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.topology import failure_domains, why_unavailable
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 _OLD_CORE = (

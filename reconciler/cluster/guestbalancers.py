@@ -28,9 +28,9 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, uid_of
 from caphv.api.ownership import former_owner
 from caphv.runtime.errors import ApiError, Conflict, NotFound, Unauthorized
+from reconciler.blocked import Blocked
 from reconciler.cluster.scope import ClusterScope
 from reconciler.machine.guestlabels import guest_cluster_name
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 log = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from caphv.api.labels import cluster_label
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, at, key_of, labels_of
+from reconciler.blocked import Blocked
 from reconciler.caches import cluster_name
 from reconciler.cluster.scope import ClusterScope
 from reconciler.machine.guestlabels import guest_cluster_name
 from reconciler.machine.placement import CLUSTER_LABEL
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 # Seconds until the next check, because no watch reports that another cluster no longer exists.

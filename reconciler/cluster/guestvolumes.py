@@ -47,9 +47,9 @@ from caphv.runtime.errors import (
     Unauthorized,
 )
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.cluster.guestbalancers import guest_of, is_forced
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 log = logging.getLogger(__name__)

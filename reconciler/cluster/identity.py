@@ -28,6 +28,7 @@ from caphv.runtime.errors import NotFound, RequestError
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from caphv.runtime.text import off_loop
 from reconciler import metrics
+from reconciler.blocked import Blocked
 from reconciler.cluster.identityprotection import MISSING_RIGHT, RETRY_SECONDS, IdentityProtection
 from reconciler.cluster.references import (
     may_use,
@@ -38,7 +39,6 @@ from reconciler.cluster.references import (
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.session import Session
 from reconciler.remote.clusteridentities import NotRead
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Trigger, Watched
 
 WARN_AHEAD = timedelta(days=7)

@@ -26,13 +26,13 @@ from caphv.api.ownership import Ownership, names_vm, ownership_of, record
 from caphv.api.plaintext import LONGEST_EVENT, plain
 from caphv.runtime.errors import AlreadyExists, RequestError, Unauthorized, kind_of
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.cluster import adoption, refusals
 from reconciler.cluster.addresssource import Source, requested_source, used_source, why_unused
 from reconciler.cluster.endpoint import API_PORT, reserve_address
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.healthcheck import health_check
 from reconciler.machine.placement import CLUSTER_LABEL, control_plane_selector
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 log = logging.getLogger(__name__)

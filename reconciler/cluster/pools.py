@@ -19,6 +19,7 @@ from caphv.api.ownership import Ownership, ownership_of, record, same_name
 from caphv.runtime.errors import AlreadyExists, ApiError, Forbidden, Invalid, NotFound
 from caphv.validation.finding import did_you_mean
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.cluster import adoption
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
@@ -26,7 +27,6 @@ from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.session import Session
 from reconciler.machine.images import split_reference
 from reconciler.machine.network import PoolNetwork, effective_network
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 

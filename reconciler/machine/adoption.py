@@ -40,11 +40,11 @@ from caphv.api.ownership import (
 )
 from caphv.api.virtualmachine import cloud_init_secret_name, is_machine_pvc
 from caphv.runtime.errors import NotFound
+from reconciler.blocked import Blocked
 from reconciler.machine.addresses.entries import adopt_addresses
 from reconciler.machine.labelling import label_patch
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmclaims import boot_claims
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 # After a migration from the Go provider, annotations are written on machines over so many seconds.

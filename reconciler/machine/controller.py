@@ -32,6 +32,7 @@ from caphv.runtime import logs
 from caphv.runtime.controller import Result
 from caphv.runtime.errors import Forbidden, Invalid, NotFound, RequestError
 from reconciler import metrics
+from reconciler.blocked import Blocked
 from reconciler.context import Context
 from reconciler.machine.addresses.ipamclaims import release_address_claims
 from reconciler.machine.adoption import adopt_or_refuse, ensure_vm_proof
@@ -40,11 +41,11 @@ from reconciler.machine.ensurevm import ensure_vm
 from reconciler.machine.handover import ensure_handover
 from reconciler.machine.inplace import follow_update
 from reconciler.machine.node import initialize_node, set_provider_id
+from reconciler.machine.report import report_drift
 from reconciler.machine.running import wait_for_running_vm
 from reconciler.machine.scope import MachineScope
-from reconciler.machine.status import report_drift
 from reconciler.memory import GRACE_SECONDS
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Watched
 
 _FINALIZERS = frozenset({names.MACHINE_FINALIZER, names.LEGACY_MACHINE_FINALIZER})

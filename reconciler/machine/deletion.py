@@ -13,6 +13,7 @@ from caphv.api.ownership import Ownership, ownership_of, recorded_owner
 from caphv.api.virtualmachine import cloud_init_secret_name
 from caphv.runtime.errors import NotFound
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.harvester.views import TargetNamespace
 from reconciler.machine.addresses.entries import release_addresses
 from reconciler.machine.addresses.ipamclaims import describe_released
@@ -23,7 +24,6 @@ from reconciler.machine.guestinterfaces import recorded_addresses
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmbackup import back_up_replaced
 from reconciler.machine.vmdeletion import delete_vm
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 # Seconds that the cluster gets to record what its guest created.

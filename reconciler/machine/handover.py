@@ -26,9 +26,9 @@ from caphv.api.object import (
     owner_reference,
 )
 from caphv.runtime.errors import Forbidden, NotFound
+from reconciler.blocked import Blocked
 from reconciler.harvester.healthcheck import seconds_to_serve
 from reconciler.machine.scope import MachineScope
-from reconciler.status import Blocked
 
 log = logging.getLogger(__name__)
 

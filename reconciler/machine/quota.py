@@ -17,10 +17,10 @@ from caphv.api import names, resources
 from caphv.api.object import Key, Obj, annotations_of
 from caphv.api.plaintext import plain
 from caphv.runtime.errors import ApiError, Forbidden, Invalid
+from reconciler.blocked import Blocked
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import RUN_STRATEGY
 from reconciler.machine.vmstatus import MAX_QUOTA_TEXT
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 REFUSED_SECONDS = 15.0

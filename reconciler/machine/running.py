@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj
 from caphv.api.virtualmachine import claims_of
+from reconciler.blocked import Blocked
 from reconciler.machine.addresses.interfaces import known_pool_addresses
 from reconciler.machine.addresses.ipamclaims import known_addresses
 from reconciler.machine.guestinterfaces import static_addresses
@@ -24,9 +25,9 @@ from reconciler.machine.quota import (
     started_after_quota,
     vm_starting,
 )
+from reconciler.machine.report import report_vm
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.shortage import Shortage, find_refusal, find_shortage
-from reconciler.machine.status import report_vm
 from reconciler.machine.vmpolicy import AGENT_SECONDS, SHORTAGE_SECONDS, Verdict, decide
 from reconciler.machine.vmstatus import (
     VmPhase,
@@ -35,7 +36,6 @@ from reconciler.machine.vmstatus import (
     typed_addresses,
     vm_state,
 )
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 _BOUND = "Bound"

@@ -11,13 +11,14 @@ from caphv.api.object import Key, Obj, at, key_of, list_at
 from caphv.api.ownership import Owner
 from caphv.runtime.errors import NotFound, Unreachable
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.context import Context
 from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.session import Session
 from reconciler.harvester.topology import unpublished_domains
 from reconciler.harvester.views import TargetNamespace
 from reconciler.memory import MachineMemory
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Subscription, Trigger, Watched
 
 

@@ -11,12 +11,12 @@ from caphv.api.ownership import recorded_owner
 from caphv.api.virtualmachine import claims_of, deletion_list, listed_claims
 from caphv.runtime.errors import Conflict, Invalid, NotFound, RequestError
 from reconciler import metrics
+from reconciler.blocked import Blocked
 from reconciler.harvester.views import TargetNamespace
 from reconciler.machine.adoption import complete_vm
 from reconciler.machine.diskdeletion import claims_of_others, claims_to_delete
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmclaims import without
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 # KubeVirt gets so many seconds to remove its finalizer from a VM that has stopped.

@@ -14,6 +14,7 @@ from caphv.api.object import Obj, being_deleted, uid_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import AlreadyExists, Forbidden, NotFound
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.machine.addresses.ipamplan import (
     WantedClaim,
     address_name,
@@ -30,7 +31,6 @@ from reconciler.machine.guestinterfaces import GuestAddress
 from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.machine.scope import MachineScope
 from reconciler.remote.ipam import claims_version
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Subscription, Watched
 
 log = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.ownership import former_owner
 from caphv.runtime.errors import RequestError, Unauthorized, kind_of
 from reconciler import metrics, triggers
+from reconciler.blocked import Blocked
 from reconciler.harvester import addressplan
 from reconciler.machine.addresses import entries
 from reconciler.machine.addresses.ipamplan import wanted_claims
@@ -24,7 +25,6 @@ from reconciler.machine.network import (
     with_address,
 )
 from reconciler.machine.scope import MachineScope
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 log = logging.getLogger(__name__)

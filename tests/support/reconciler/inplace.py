@@ -15,12 +15,12 @@ from caphv.api.object import Key, Obj, at
 from caphv.runtime.errors import ApiError, Forbidden, NotFound
 from caphv.runtime.queue import WorkQueue
 from reconciler.machine.inplace import follow_update
+from reconciler.machine.report import report_drift
 from reconciler.machine.scope import MachineScope
-from reconciler.machine.status import report_drift
 from reconciler.machine.vm import virtual_machine
 from reconciler.machine.vminputs import inputs_of
 from reconciler.memory import MachineMemory, Memory
-from reconciler.status import StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 from sandbox.harvester import disks, hotplug, instances
 from sandbox.harvester.releases import release_named

@@ -12,13 +12,14 @@ from caphv.api.names import CLUSTER_FINALIZER, ConditionType, Reason
 from caphv.api.object import Key, Obj
 from caphv.runtime.errors import ApiError, Forbidden, Invalid
 from caphv.runtime.queue import WorkQueue
+from reconciler.blocked import Blocked
 from reconciler.cluster import connection, deletion, guestbalancers, guestvolumes, identity, limits
 from reconciler.cluster.controller import ClusterReconciler
 from reconciler.cluster.deletion import advice, left_over, may_force_delete, was_never_provisioned
 from reconciler.cluster.identityprotection import IdentityProtection
 from reconciler.cluster.scope import ClusterScope
 from reconciler.memory import Memory
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics, Watched
 
 pytestmark = pytest.mark.unit

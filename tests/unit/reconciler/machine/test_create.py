@@ -7,11 +7,11 @@ import pytest
 
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj
+from reconciler.blocked import Blocked
 from reconciler.machine import create, ensurevm
 from reconciler.machine.addresses.state import AddressState
 from reconciler.machine.network import StaticAddress
 from reconciler.memory import MachineMemory
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 pytestmark = pytest.mark.unit

@@ -13,10 +13,10 @@ from caphv.api.conditions import rfc3339
 from caphv.api.object import Obj, key_of
 from caphv.runtime.errors import NotFound
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.machine import deletion
 from reconciler.machine.addresses import ipamclaims
 from reconciler.machine.addresses.entries import release_addresses
-from reconciler.status import Blocked
 from reconciler.triggers import Subscription
 from tests.support.reconciler.machinedeletion import OWN, Client, pool, scope_of, vm_of
 

@@ -8,8 +8,8 @@ import pytest
 
 from caphv.api.object import Obj
 from caphv.api.ownership import record
+from reconciler.blocked import Blocked
 from reconciler.machine.diskdeletion import delete_disks
-from reconciler.status import Blocked
 from tests.support.reconciler.machinedeletion import OWN, scope_of
 
 pytestmark = pytest.mark.unit

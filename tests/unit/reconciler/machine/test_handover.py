@@ -10,11 +10,11 @@ import pytest
 from caphv.api.names import ENDPOINT_HOOK
 from caphv.api.object import Key, Obj
 from caphv.runtime.errors import ApiError, Forbidden, NotFound
+from reconciler.blocked import Blocked
 from reconciler.machine import handover
 from reconciler.machine.handover import MAX_WAIT_SECONDS, ensure_handover
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import MachineMemory
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 pytestmark = pytest.mark.unit

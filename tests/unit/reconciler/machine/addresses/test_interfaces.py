@@ -14,13 +14,14 @@ from caphv.api.object import Key, Obj
 from caphv.api.ownership import Owner
 from caphv.runtime.errors import Conflict
 from caphv.runtime.queue import WorkQueue
+from reconciler.blocked import Blocked
 from reconciler.harvester import addressplan
 from reconciler.harvester.addressplan import plan_releases
 from reconciler.machine import create, ensurevm
 from reconciler.machine.addresses.entries import release_addresses
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import MachineMemory
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics, Watched
 
 pytestmark = pytest.mark.unit

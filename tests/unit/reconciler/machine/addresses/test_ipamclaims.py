@@ -14,6 +14,7 @@ from caphv.api.object import Key, Obj, Resource
 from caphv.runtime.errors import AlreadyExists, Forbidden, NotFound, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.machine.addresses.ipamclaims import (
     check_address_claims,
     confirm_address_claims,
@@ -25,7 +26,7 @@ from reconciler.machine.addresses.ipamplan import claim_object, wanted_claims
 from reconciler.machine.addresses.state import report_addresses
 from reconciler.machine.guestinterfaces import GuestAddress
 from reconciler.machine.scope import MachineScope
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 
 pytestmark = pytest.mark.unit

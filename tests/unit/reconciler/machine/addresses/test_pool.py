@@ -20,6 +20,7 @@ from caphv.api.ownership import Owner
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, ServerFault, Unauthorized, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.harvester import addressplan
 from reconciler.machine.addresses.entries import release_addresses
 from reconciler.machine.addresses.pool import ensure_address, restore_address
@@ -27,7 +28,7 @@ from reconciler.machine.addresses.state import report_addresses
 from reconciler.machine.network import StaticAddress
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import MachineMemory
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics, Watched
 from tests.support.ippools import pool
 
