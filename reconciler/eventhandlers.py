@@ -39,14 +39,17 @@ class EventHandlers:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._caches = context.caches
-        self._clusters, self._machines = context.queues.clusters, context.queues.machines
-        self._templates, self._identities = context.queues.templates, context.queues.identities
+        self._clusters = context.queues.clusters
+        self._machines = context.queues.machines
+        self._templates = context.queues.templates
+        self._identities = context.queues.identities
         self._renewals = context.queues.renewals
         self._harvester = HarvesterHandlers(context)
 
     def connect(self) -> None:
         """Install the handlers on all sources of events."""
-        caches, context = self._caches, self._context
+        caches = self._caches
+        context = self._context
 
         # Objects of the management cluster.
         watches = (

@@ -233,7 +233,8 @@ def _steps(spec: Obj) -> list[_Step]:
 
 async def _check_account(scope: ClusterScope) -> None:
     """Check every ten minutes that the account of the guests exists, because nothing watches it."""
-    memory, current_time = scope.memory, time.monotonic()
+    memory = scope.memory
+    current_time = time.monotonic()
     if memory.account_checked_at is not None:
         next_check = memory.account_checked_at + _ACCOUNT_CHECK
         if current_time < next_check:

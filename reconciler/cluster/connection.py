@@ -121,7 +121,8 @@ async def ensure_namespace(scope: ClusterScope) -> None:
 
 async def _create_namespace(scope: ClusterScope) -> None:
     """Create the target namespace if it does not exist."""
-    client, name = scope.require_session().client, scope.target_namespace
+    client = scope.require_session().client
+    name = scope.target_namespace
     try:
         await client.get(NAMESPACES, name)
         return

@@ -130,7 +130,8 @@ class ClusterReconciler:
 
     async def _reconcile_managed(self, scope: ClusterScope) -> Result | None:
         """Park or resume the cluster, run its phases, or only connect to Harvester in a pause."""
-        obj, cluster = scope.obj, scope.cluster
+        obj = scope.obj
+        cluster = scope.cluster
         # A pause of the HarvesterCluster itself is a user's: nothing is written then.
         if parking.concerns(cluster) and not clusterapi.paused(None, obj):
             is_held = parking.is_moving(cluster) or parking.is_restoring_etcd(cluster)

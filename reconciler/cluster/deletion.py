@@ -72,7 +72,8 @@ async def delete_infrastructure(scope: ClusterScope) -> None:
 def was_never_provisioned(obj: Obj) -> bool:
     """Return whether the cluster never reached Harvester, so that nothing can be left there."""
     # A move loses the status, but keeps the endpoint and the names of created pools in the spec.
-    spec, status = obj["spec"], obj.get("status") or {}
+    spec = obj["spec"]
+    status = obj.get("status") or {}
     if at(spec, "loadBalancerConfig", "ipamType") == "none":
         # A user has given the endpoint. The server is what the provider itself has written.
         if spec.get("server"):

@@ -66,7 +66,8 @@ async def deliver_manifest(scope: ClusterScope) -> float | None:
         raise _progress(f"reading ConfigMap {target}", Watched.OBJECT, unknown=True)
 
     # Nothing has to be done if this version was verified with the same inputs.
-    cached, inputs = watch.get(*target), _inputs(scope)
+    cached = watch.get(*target)
+    inputs = _inputs(scope)
     if cached is None:
         raise _failure(missing)
     verified = scope.memory.verified_cloud_configs
@@ -134,7 +135,8 @@ async def deliver_secret(scope: ClusterScope, *, create: bool = True) -> float |
         message = f"reading Secret {SECRET} of the workload cluster"
         raise _progress(message, Watched.OBJECT, unknown=True)
 
-    secret, inputs = watch.get(*SECRET), _inputs(scope)
+    secret = watch.get(*SECRET)
+    inputs = _inputs(scope)
     if secret is None and not create:
         return None
     if secret and not is_ours(secret):
@@ -238,7 +240,8 @@ async def _write_secret(
 
 async def deliver_file(scope: ClusterScope) -> float | None:
     """Provide machines with a kubeconfig that never expires, for a file of their guests."""
-    verified, inputs = scope.memory.verified_cloud_configs, _inputs(scope)
+    verified = scope.memory.verified_cloud_configs
+    inputs = _inputs(scope)
     if verified.get(deliver_file.__name__) != ("", inputs):
         publish(scope, await _lasting_kubeconfig(scope))
         verified[deliver_file.__name__] = ("", inputs)

@@ -124,7 +124,8 @@ def report_external_endpoint(scope: ClusterScope) -> None:
     The watch of the workload cluster's Nodes goes through the endpoint, so it tells. Before the
     control plane is initialized, no machine is expected to answer.
     """
-    where, memory = describe_endpoint(scope.obj), scope.memory
+    where = describe_endpoint(scope.obj)
+    memory = scope.memory
     error = scope.context.workloads.outage(scope.cluster_key)
     if error and not clusterapi.control_plane_initialized(scope.cluster):
         # No watch of the Cluster reports its initialization here.

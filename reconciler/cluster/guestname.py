@@ -44,7 +44,8 @@ def require_unique_name(scope: ClusterScope) -> None:
 
 def _holders(scope: ClusterScope) -> Iterator[str]:
     """Yield other clusters with this name, here and on other management clusters."""
-    sessions, server = scope.context.sessions, scope.require_session().server
+    sessions = scope.context.sessions
+    server = scope.require_session().server
     for obj in scope.context.caches.harvester_clusters.store:
         same = cluster_name(obj) == scope.cluster_key.name and key_of(obj) != scope.key
         if not same or at(obj, "spec", "targetNamespace") != scope.target_namespace:

@@ -99,7 +99,8 @@ class Identities:
         self.require_namespace(secret)
 
         use = secret, annotations_of(scope.obj).get(names.RECONCILE_AT_ANNOTATION, "")
-        listed, parsed = scope.context.caches.secrets.get(*secret), self._read.get(secret)
+        listed = scope.context.caches.secrets.get(*secret)
+        parsed = self._read.get(secret)
         current = parsed and listed and parsed.version == listed["metadata"]["resourceVersion"]
         if parsed and current and self._uses.setdefault(scope.key, use) == use:
             _require_permission(scope, secret, parsed.metadata)
@@ -378,7 +379,8 @@ def expiry_of(expires: datetime | None, at_time: datetime) -> Expiry:
     if expires is None:
         return Expiry("the credentials do not state an expiry date")
 
-    remaining, date = expires - at_time, conditions.rfc3339(expires)
+    remaining = expires - at_time
+    date = conditions.rfc3339(expires)
     if remaining > WARN_AHEAD:
         return Expiry(
             f"the credentials are valid until {date}",

@@ -180,7 +180,8 @@ async def remove_all(client: ApiClient, secrets: Iterable[Obj]) -> list[str]:
     """
     errors = []
     for secret in secrets:
-        key, metadata = key_of(secret), secret["metadata"]
+        key = key_of(secret)
+        metadata = secret["metadata"]
         kept = [name for name in metadata["finalizers"] if not _ours({name})]
         patch = {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": kept}}
         try:

@@ -121,7 +121,8 @@ class Sessions:
 
         former = self._uses.get(cluster)
         if former and former.session is session and former.namespace == namespace:
-            former.identity, former.harvester_uid = identity, harvester_uid
+            former.identity = identity
+            former.harvester_uid = harvester_uid
             return session
 
         # Record the new use before the former one is released. Otherwise a change of the namespace

@@ -267,7 +267,8 @@ async def _adopt_belongings(scope: MachineScope, vm: Obj, old_record: dict[str, 
     Raises `Conflict` if the Secret is modified concurrently. The VM still has its old record then,
     so the retry repeats all steps.
     """
-    client, namespace = scope.session().client, scope.namespace()
+    client = scope.session().client
+    namespace = scope.namespace()
     # A disk of a restored backup does not have the name of a machine's disk, but the VM lists it.
     listed = boot_claims(vm)
     for claim in namespace.claims.store:

@@ -81,7 +81,8 @@ async def _request_vm(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:
     Raises `Blocked` if Harvester refuses the VM, `ApiError` and `Unreachable` for a retry.
     """
     metrics.MACHINE_CREATE.inc()
-    namespace, client = scope.namespace(), scope.session().client
+    namespace = scope.namespace()
+    client = scope.session().client
     key = Key(scope.target_namespace, scope.name)
     try:
         vm = await client.create(resources.VIRTUAL_MACHINES, virtual_machine(inputs))

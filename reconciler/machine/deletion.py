@@ -179,7 +179,8 @@ def _connection_problem(scope: MachineScope) -> str:
 
 async def _delete_secret(scope: MachineScope) -> None:
     """Delete the cloud-init Secret, unless it belongs to another owner."""
-    client, name = scope.session().client, cloud_init_secret_name(scope.name)
+    client = scope.session().client
+    name = cloud_init_secret_name(scope.name)
     try:
         # Another machine of the name may have its Secret there since this machine's was deleted.
         secret = await client.get(SECRETS, name, scope.target_namespace)

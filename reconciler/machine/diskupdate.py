@@ -32,7 +32,7 @@ CANNOT_BE_ADDED = "the VM cannot get disks"
 # No watch reports a StorageClass that a user corrects, or a right.
 _RECHECK_SECONDS = 600.0
 _DISKS_DIFFER = "disks is "
-_LONGEST = 512
+_MAX_DIFFERENCE = 512
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def disk_difference(vm: Obj, expected: Obj) -> str:
     larger = _patched(vm, larger_disks(vm, expected))
     complete = _patched(larger, added_disks(larger, expected))
     differences = [text for text in drift(expected, complete) if text.startswith(_DISKS_DIFFER)]
-    return plain("; ".join(differences), _LONGEST)
+    return plain("; ".join(differences), _MAX_DIFFERENCE)
 
 
 async def addition_refusals(scope: MachineScope, vm: Obj, expected: Obj) -> AsyncIterator[str]:

@@ -135,7 +135,8 @@ async def _change_disks(
     :param refusals: gets why disks cannot change
     :param waits: whether the VM still has to migrate, so that it gets no disk yet
     """
-    larger, lacks = larger_disks(vm, expected), bool(missing_templates(vm, expected))
+    larger = larger_disks(vm, expected)
+    lacks = bool(missing_templates(vm, expected))
     if not (larger or lacks):
         return vm
     if difference := disk_difference(vm, expected):

@@ -34,7 +34,7 @@ _DEVICE_ADVICE = (
     "Harvester 1.8)"
 )
 # The longest wait is REFUSED_SECONDS times two to the power of this.
-_MOST_DOUBLINGS = 4
+_MAX_DOUBLINGS = 4
 
 
 def check_quota(scope: MachineScope) -> None:
@@ -134,7 +134,7 @@ def _wait_after_start(scope: MachineScope, quota_message: str) -> None:
         memory.quota_halted_at = current_time
         _close_quota(scope, quota_message, REFUSED_SECONDS)
 
-    seconds = REFUSED_SECONDS * 2 ** min(memory.quota_starts - 1, _MOST_DOUBLINGS)
+    seconds = REFUSED_SECONDS * 2 ** min(memory.quota_starts - 1, _MAX_DOUBLINGS)
     delay = memory.quota_halted_at + seconds - current_time
     quotas = scope.context.memory.quotas
     if delay <= 0 or quotas.ran_since(_quota_key(scope), memory.quota_halted_at):

@@ -131,7 +131,8 @@ async def _halt_stopped_vm(scope: MachineScope, namespace: TargetNamespace, vm: 
     # Harvester checks the quota of the namespace at each update of a VM without a Pod, unless the
     # VM is Halted. While the quota is full, it refuses the update with which KubeVirt removes its
     # finalizer, and the VM would stay.
-    spec, hotplugged = vm["spec"], hotplugged_claims(vm)
+    spec = vm["spec"]
+    hotplugged = hotplugged_claims(vm)
     is_halted = spec.get("runStrategy") == "Halted" or spec.get("running") is False
     if (is_halted and not hotplugged) or namespace.instances.get(
         scope.target_namespace, scope.name

@@ -174,7 +174,8 @@ def disk_images(scope: MachineScope, vm: Obj) -> dict[str, ResolvedImage]:
 
 
 def _disk_images(scope: MachineScope, machine: Obj, vm: Obj) -> dict[str, ResolvedImage]:
-    images, templates = _resolve_images(scope, machine), claim_templates(vm)
+    images = _resolve_images(scope, machine)
+    templates = claim_templates(vm)
     for index, volume in enumerate(list_at(machine, "spec", "volumes")):
         image_name = str(volume.get("imageName") or "")
         if image_name and image_name not in images:
