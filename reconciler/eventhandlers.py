@@ -130,7 +130,7 @@ class EventHandlers:
             return
 
         key = key_of(harvester_cluster)
-        # The status stops listing an unavailable domain once no machine uses it any more.
+        # The status stops listing an unavailable domain once no machine uses it.
         is_affected = has_unavailable_domain(harvester_cluster)
         if change.new is None:
             # The deletion of a cluster waits for its machines, as does a cluster that was moved to
@@ -204,7 +204,7 @@ class EventHandlers:
         for renewed in identities.with_renewal():
             if name in ("", renewed):
                 self._renewals.add(Key("", renewed))
-        # The token of an identity that is not renewed any more, or was deleted, is revoked.
+        # The token of an identity that is no longer renewed, or was deleted, is revoked.
         if name and self._caches.secrets.get(*identities.renewed.key_of(name)):
             self._renewals.add(Key("", name))
 

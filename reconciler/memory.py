@@ -74,7 +74,7 @@ class Repeated:
         return min(max(lasted, _FIRST_RETRY_SECONDS), _MAX_RETRY_SECONDS)
 
     def reset(self) -> None:
-        """Record that the last attempt has succeeded, or that no attempt is due any more."""
+        """Record that the last attempt has succeeded, or that no attempt is due."""
         self._kind = ""
 
 

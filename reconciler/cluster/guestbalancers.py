@@ -173,7 +173,7 @@ def _proof(scope: ClusterScope, balancer: Obj) -> Proof:
 def _namesakes(scope: ClusterScope) -> Iterator[Key]:
     """Yield other HarvesterClusters with the guest's name in its target namespace.
 
-    Their VMs may not exist yet, or not any more.
+    Their VMs may not exist yet, or no longer.
     """
     caches = scope.context.caches
     uid = scope.require_session().uid

@@ -126,7 +126,7 @@ def is_learning(scope: ClusterScope) -> bool:
     if scope.context.workloads.reclaim_policies(scope.cluster_key) is not None:
         return False
     if not scope.context.caches.machines_of(scope.cluster):
-        return False  # no machine answers any more
+        return False  # no machine answers
 
     patience = _LEARN_SECONDS - seconds_since(_deleted_at(scope))
     if patience > 0:
@@ -142,7 +142,7 @@ def is_learning(scope: ClusterScope) -> bool:
 
 
 def finish_recording(scope: ClusterScope) -> None:
-    """Release the VMs of a deleted cluster: nothing depends on their proof any more."""
+    """Release the VMs of a deleted cluster: nothing else depends on their proof."""
     if _is_deleted(scope) and not scope.memory.guest_recorded and not is_learning(scope):
         scope.memory.guest_recorded = True
         scope.context.topics.notify(triggers.guest_parts(scope.key))
@@ -270,7 +270,7 @@ async def _record(
     if not (deletes_volumes(scope) and proof_entries(claim)):
         changes[names.RECLAIM_POLICY_ANNOTATION] = None  # or the policy of what it is a copy of
     if deletes_volumes(scope) and policies is not None:
-        # Without its volume, nothing says any more that it may be deleted.
+        # Without its volume, nothing says that it may be deleted.
         changes[names.RECLAIM_POLICY_ANNOTATION] = policies.get(name)
     unrecorded = scope.memory.unrecorded_claims
     if all(annotations.get(key) == value for key, value in changes.items()):

@@ -59,7 +59,7 @@ class Identity:
 
 
 class PermissionWithdrawn(Exception):
-    """The present version of an identity does not permit its use any more."""
+    """The present version of an identity no longer permits its use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ async def _permitted_identity(scope: ClusterScope, identities: Identities) -> Id
 
 
 async def _release_former(scope: ClusterScope, identities: Identities) -> None:
-    """Release a session with credentials that the cluster may not use or does not name any more.
+    """Release a session with credentials that the cluster may no longer use or no longer names.
 
     Otherwise a cluster that names another Secret, which need not exist or be of use, would keep the
     credentials, and would not notice that their owner withdraws the permission.
@@ -316,7 +316,7 @@ def permitted_secret(scope: ClusterScope) -> Key:
 
 
 def _require_permission(scope: ClusterScope, secret: Key, metadata: Obj) -> None:
-    """Raise `PermissionWithdrawn` if a cluster may not use a Secret any more."""
+    """Raise `PermissionWithdrawn` if a cluster may no longer use a Secret."""
     if is_cluster_identity(identity_of(scope.obj)):
         if permitted_secret(scope) != secret:
             raise PermissionWithdrawn(f"{describe(identity_of(scope.obj))} was changed")

@@ -75,7 +75,7 @@ class IdentityProtection:
             return True
 
     async def reconcile(self, key: Key) -> Result | None:
-        """Remove the finalizer from a Secret that no cluster needs any more."""
+        """Remove the finalizer from a Secret that no cluster needs."""
         caches = self._context.caches
         secret = caches.secrets.get(*key)
         if secret is None:

@@ -242,7 +242,7 @@ def _report(scope: ClusterScope, failures: Sequence[str], pending: Sequence[str]
 
     reason = Reason.IMAGE_IMPORT_FAILED if failures else Reason.IMAGES_IMPORTING
     message = name_some([*failures, *pending], _SHOWN, "; ")
-    # The message also changes with the progress of other images.
+    # Compare reasons, because the progress of other images also changes the message.
     if failures and not scope.draft.has_reason(_CONDITION, reason):
         scope.warning_event(reason, name_some(failures, _SHOWN, "; "))
     scope.draft.set_false(_CONDITION, reason, message)

@@ -321,7 +321,7 @@ class TokenRenewer:
     # End
 
     async def _stop(self, name: str, identity: Obj | None, secret: Obj | None) -> None:
-        """Delete the token of an identity that does not exist or is not renewed any more."""
+        """Delete the token of an identity that no longer exists or is no longer renewed."""
         has_secret = secret is not None and is_ours(secret)
         if not has_secret or name not in self._identities.renewed.ended:
             self._identities.renewed.forget(name)

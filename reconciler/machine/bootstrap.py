@@ -140,7 +140,7 @@ async def ensure_secret(
     try:
         await client.create(SECRETS, secret)
     except AlreadyExists:
-        # An earlier attempt that did not create the VM has left the Secret, perhaps with outdated
+        # An earlier attempt that did not create the VM may have left the Secret with outdated
         # content.
         existing = await client.get(SECRETS, secret["metadata"]["name"], scope.target_namespace)
         is_foreign = ownership_of(existing, scope.owner) is Ownership.FOREIGN

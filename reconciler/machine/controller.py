@@ -325,7 +325,7 @@ class MachineReconciler:
 
         vm_lost = blocked.reason == Reason.MACHINE_NOT_FOUND
         if vm_lost and draft.has(ConditionType.VM_UP_TO_DATE):
-            # The VM cannot be compared with the spec any more.
+            # The VM can no longer be compared with the spec.
             draft.set_unknown(ConditionType.VM_UP_TO_DATE, blocked.reason, blocked.message)
         if not blocked.unknown:
             draft.set_ready(ready=False)

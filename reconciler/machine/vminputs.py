@@ -168,7 +168,7 @@ def _with_images(scope: MachineScope, vm: Obj | None) -> Obj:
 def disk_images(scope: MachineScope, vm: Obj) -> dict[str, ResolvedImage]:
     """Return the image for each `imageName`, or the image of the VM's disk if it is absent.
 
-    A user may delete an image once the disk exists, because the disk does not need it any more.
+    A user may delete an image once the disk exists, because the disk no longer needs it.
     """
     return _disk_images(scope, _with_images(scope, vm), vm)
 

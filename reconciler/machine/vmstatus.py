@@ -87,7 +87,7 @@ _ADVICE_ON_HOST = {
     VmPhase.UNKNOWN: "the host of the VM does not answer: check on Harvester {host}",
 }
 _FREE_ROOM = "free CPU or memory, or change its affinity"
-# Phases of a VM that should run but does not, perhaps because of a volume.
+# Phases of a VM that should run but does not, possibly because of a volume.
 _NEEDS_VOLUMES = (VmPhase.STARTING, VmPhase.UNSCHEDULABLE, VmPhase.FAILED)
 
 # Conditions that explain why a VM does not run, the best explanations first.

@@ -71,7 +71,8 @@ class Ipam:
     def connect(self, on_state: Callable[[], None], on_claim: Callable[[Key], None]) -> None:
         """Call the handlers from now on.
 
-        :param on_state: called when the API appears or disappears, or can be read or not any more
+        :param on_state: called when the API appears or disappears, or when reading it begins or
+            ceases to succeed
         :param on_claim: called with the key of a claim that changed, or whose address did
         """
         self._on_state = on_state
@@ -135,8 +136,7 @@ class Ipam:
     def _handle_error(self, error: Exception) -> None:
         """Open the caches again if the API server no longer has their version.
 
-        A core that is upgraded may drop it. If the CRDs are created again, nothing of the caches
-        exists any more.
+        A core that is upgraded may drop it. If the CRDs are recreated, no cached object exists.
         """
         is_open = self._opening is not None and self._opening.done()
         if is_open and isinstance(error, NotFound):
