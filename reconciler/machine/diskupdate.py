@@ -23,7 +23,7 @@ from reconciler.machine.diskgrowth import (
     larger_disks,
     missing_templates,
 )
-from reconciler.machine.drift import drift
+from reconciler.machine.drift import DISKS, drift
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmclaims import machine_disks
 
@@ -31,7 +31,6 @@ CANNOT_GROW = "disks of the VM cannot grow"
 CANNOT_BE_ADDED = "the VM cannot get disks"
 # No watch reports a StorageClass that a user corrects, or a right.
 _RECHECK_SECONDS = 600.0
-_DISKS_DIFFER = "disks is "
 _MAX_DIFFERENCE = 512
 
 
@@ -109,7 +108,7 @@ def disk_difference(vm: Obj, expected: Obj) -> str:
     """
     larger = _patched(vm, larger_disks(vm, expected))
     complete = _patched(larger, added_disks(larger, expected))
-    differences = [text for text in drift(expected, complete) if text.startswith(_DISKS_DIFFER)]
+    differences = [text for text in drift(expected, complete) if text.startswith(f"{DISKS} is ")]
     return plain("; ".join(differences), _MAX_DIFFERENCE)
 
 
