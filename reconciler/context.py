@@ -20,7 +20,7 @@ from reconciler.remote.ipam import Ipam
 from reconciler.remote.objectwatch import ObjectWatches
 from reconciler.remote.rancher import Rancher
 from reconciler.remote.workloadcluster import WorkloadClusters
-from reconciler.status import StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from reconciler import triggers
 from reconciler.context import Context
 from reconciler.harvester.addressuse import endpoint_addresses, machine_addresses
 from reconciler.harvesterhandlers import HarvesterHandlers
-from reconciler.machine.addressclaims import machine_of
+from reconciler.machine.addresses.ipamplan import machine_of
 from reconciler.predicates import (
     awaits_backup_check,
     cluster_fields,
@@ -39,14 +39,17 @@ class EventHandlers:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._caches = context.caches
-        self._clusters, self._machines = context.queues.clusters, context.queues.machines
-        self._templates, self._identities = context.queues.templates, context.queues.identities
+        self._clusters = context.queues.clusters
+        self._machines = context.queues.machines
+        self._templates = context.queues.templates
+        self._identities = context.queues.identities
         self._renewals = context.queues.renewals
         self._harvester = HarvesterHandlers(context)
 
     def connect(self) -> None:
         """Install the handlers on all sources of events."""
-        caches, context = self._caches, self._context
+        caches = self._caches
+        context = self._context
 
         # Objects of the management cluster.
         watches = (
@@ -127,7 +130,7 @@ class EventHandlers:
             return
 
         key = key_of(harvester_cluster)
-        # The status stops listing an unavailable domain once no machine uses it any more.
+        # The status stops listing an unavailable domain once no machine uses it.
         is_affected = has_unavailable_domain(harvester_cluster)
         if change.new is None:
             # The deletion of a cluster waits for its machines, as does a cluster that was moved to
@@ -201,7 +204,7 @@ class EventHandlers:
         for renewed in identities.with_renewal():
             if name in ("", renewed):
                 self._renewals.add(Key("", renewed))
-        # The token of an identity that is not renewed any more, or was deleted, is revoked.
+        # The token of an identity that is no longer renewed, or was deleted, is revoked.
         if name and self._caches.secrets.get(*identities.renewed.key_of(name)):
             self._renewals.add(Key("", name))
 

@@ -59,7 +59,8 @@ class HarvesterHandlers:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._caches = context.caches
-        self._clusters, self._machines = context.queues.clusters, context.queues.machines
+        self._clusters = context.queues.clusters
+        self._machines = context.queues.machines
         self._templates = context.queues.templates
         self._handlers = {
             "VirtualMachine": self._vm,

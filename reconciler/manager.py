@@ -136,7 +136,8 @@ class Provider:
 
         self.context = _create_context(client, options, cluster_api_version, management_cluster)
 
-        is_secure, folder = options.secure_metrics, options.metrics_certificate
+        is_secure = options.secure_metrics
+        folder = options.metrics_certificate
         self.manager = Manager(
             addresses=options.addresses,
             election=election,
@@ -158,7 +159,8 @@ class Provider:
 
     def _fill_manager(self, concurrency: int) -> None:
         """Add caches, controllers and tasks to the manager, which starts them in this order."""
-        context, manager = self.context, self.manager
+        context = self.context
+        manager = self.manager
         for informer in context.caches:
             manager.add_informer(informer)
         for controller in self._controllers(concurrency):
@@ -173,7 +175,8 @@ class Provider:
 
     def _controllers(self, concurrency: int) -> Iterator[Controller]:
         """Yield one controller per kind, and two for identities: for finalizers and for tokens."""
-        context, queues = self.context, self.context.queues
+        context = self.context
+        queues = self.context.queues
         protection = IdentityProtection(context)
         clusters = ClusterReconciler(context, protection)
         machines = MachineReconciler(context)

@@ -27,7 +27,7 @@ States are unknown after a start of the provider, and while Harvester is unreach
 _NEXT_TRANSIENT_SECONDS = 5.0
 # The first and the longest wait before a failed attempt is repeated for which nothing waits.
 _FIRST_RETRY_SECONDS = 60.0
-_LONGEST_RETRY_SECONDS = 600.0
+_MAX_RETRY_SECONDS = 600.0
 
 
 class Grace:
@@ -71,10 +71,10 @@ class Repeated:
             self._kind = kind
             self._since = current_time
         lasted = current_time - self._since
-        return min(max(lasted, _FIRST_RETRY_SECONDS), _LONGEST_RETRY_SECONDS)
+        return min(max(lasted, _FIRST_RETRY_SECONDS), _MAX_RETRY_SECONDS)
 
     def reset(self) -> None:
-        """Record that the last attempt has succeeded, or that no attempt is due any more."""
+        """Record that the last attempt has succeeded, or that no attempt is due."""
         self._kind = ""
 
 

@@ -98,7 +98,8 @@ def has_unavailable_domain(obj: Obj) -> bool:
 
 def cluster_fields(obj: Obj) -> list[Any]:
     """Return the fields of a Cluster that reconciles read."""
-    spec, labels = obj.get("spec") or {}, labels_of(obj)
+    spec = obj.get("spec") or {}
+    labels = labels_of(obj)
     return [
         spec.get("paused"),
         spec.get("infrastructureRef"),

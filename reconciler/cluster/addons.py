@@ -24,7 +24,8 @@ RECHECK_SECONDS = 600.0
 _READY = ConditionType.ADDON_BUNDLES_READY
 _NAMESPACE = "kube-system"
 # Cloud controller managers elect their leader by this Lease, unless a flag turns that off.
-_LEASE, _DEPLOYMENT = "cloud-controller-manager", "harvester-cloud-provider"
+_LEASE = "cloud-controller-manager"
+_DEPLOYMENT = "harvester-cloud-provider"
 _CSI_DRIVER = "driver.harvesterhci.io"
 
 

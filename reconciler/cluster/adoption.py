@@ -22,8 +22,8 @@ from caphv.api.ownership import (
 )
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import NotFound
+from reconciler.blocked import Blocked
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import Blocked
 from reconciler.triggers import Trigger, Watched
 
 

@@ -40,11 +40,11 @@ from caphv.api.object import (
 from caphv.api.ownership import Owner, Ownership, ownership_of, record
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound
+from reconciler.blocked import Blocked
 from reconciler.cluster.adoption import may_adopt
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import LABEL, grant, grants
 from reconciler.harvester.kubeconfig import virtual_address
-from reconciler.status import Blocked
 from reconciler.triggers import Delay
 
 _INGRESS = Key("kube-system", "ingress-expose")
@@ -66,7 +66,8 @@ async def ensure_account(scope: ClusterScope) -> str:
 
     Raises `Blocked` if others own both names.
     """
-    client, namespace = scope.require_session().client, scope.target_namespace
+    client = scope.require_session().client
+    namespace = scope.target_namespace
     annotations = record(scope.owner)
 
     for name in account_names(scope):
@@ -100,7 +101,8 @@ async def lasting_credentials(scope: ClusterScope, account: str) -> Credentials:
 
     Creates the Secret where it is missing. Raises `Blocked` until Harvester has filled it.
     """
-    client, name = scope.require_session().client, f"{account}-token"
+    client = scope.require_session().client
+    name = f"{account}-token"
     try:
         secret = await client.get(SECRETS, name, scope.target_namespace)
     except NotFound:
@@ -206,7 +208,8 @@ async def exists(scope: ClusterScope, *, token: bool) -> bool:
 
 async def _existing_account(scope: ClusterScope) -> str:
     """Return the name of a usable account that exists with its binding; empty for none."""
-    client, namespace = scope.require_session().client, scope.target_namespace
+    client = scope.require_session().client
+    namespace = scope.target_namespace
     for name in account_names(scope):
         account, binding = await _read(client, namespace, name)
         bound = account and (binding or await _is_joined(scope, name))
@@ -223,7 +226,8 @@ async def delete_account(scope: ClusterScope) -> None:
 
 async def _delete_account(scope: ClusterScope, name: str) -> None:
     """Delete binding, token and account of a name, if they are ours."""
-    client, namespace = scope.require_session().client, scope.target_namespace
+    client = scope.require_session().client
+    namespace = scope.target_namespace
     account, binding = await _read(client, namespace, name)
     if not await _usable(scope, account, binding, name):
         return
@@ -297,7 +301,8 @@ def usable(
 
 async def _usable(scope: ClusterScope, account: Obj | None, binding: Obj | None, name: str) -> bool:
     """Return whether this cluster may use the account and binding of a name on Harvester."""
-    key, owner = Key(scope.target_namespace, name), scope.owner
+    key = Key(scope.target_namespace, name)
+    owner = scope.owner
     joined = account is not None and binding is None and await _is_joined(scope, name)
     adopt = True
     for obj in (account, binding):
@@ -344,7 +349,8 @@ async def _leave(scope: ClusterScope, name: str) -> None:
 
 async def _shared_binding(scope: ClusterScope) -> Obj | None:
     """Return the binding for all guests of the target namespace, None if we cannot use one."""
-    client, name = scope.require_session().client, f"{GUESTS_PREFIX}{scope.target_namespace}"
+    client = scope.require_session().client
+    name = f"{GUESTS_PREFIX}{scope.target_namespace}"
     shared = await _find(client, CLUSTER_ROLE_BINDINGS, name)
     # `caphv identity create` has not created a binding with another role.
     return shared if shared and shared["roleRef"] == grant(Key("", ""))["roleRef"] else None

@@ -31,6 +31,7 @@ from caphv.api.object import (
     being_deleted,
 )
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, RequestError, Unreachable
+from reconciler.blocked import Blocked
 from reconciler.cluster import cloudaccount, refusals
 from reconciler.cluster.delivery import (
     build_kubeconfig,
@@ -42,7 +43,6 @@ from reconciler.cluster.delivery import (
 from reconciler.cluster.guestsecret import expiry, is_ours
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import SECRET
-from reconciler.status import Blocked
 
 _RETRY_RENEWAL = 60.0
 _ACCOUNT_CHECK = 540.0
@@ -233,7 +233,8 @@ def _steps(spec: Obj) -> list[_Step]:
 
 async def _check_account(scope: ClusterScope) -> None:
     """Check every ten minutes that the account of the guests exists, because nothing watches it."""
-    memory, current_time = scope.memory, time.monotonic()
+    memory = scope.memory
+    current_time = time.monotonic()
     if memory.account_checked_at is not None:
         next_check = memory.account_checked_at + _ACCOUNT_CHECK
         if current_time < next_check:

@@ -15,9 +15,9 @@ from caphv.runtime.errors import (
     Unreachable,
 )
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.cluster.identity import connection_failure, secret_text
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import Blocked
 from reconciler.triggers import Trigger, Watched
 
 _CONNECTION = ConditionType.HARVESTER_CONNECTION_READY
@@ -121,7 +121,8 @@ async def ensure_namespace(scope: ClusterScope) -> None:
 
 async def _create_namespace(scope: ClusterScope) -> None:
     """Create the target namespace if it does not exist."""
-    client, name = scope.require_session().client, scope.target_namespace
+    client = scope.require_session().client
+    name = scope.target_namespace
     try:
         await client.get(NAMESPACES, name)
         return

@@ -5,11 +5,12 @@ from __future__ import annotations
 from caphv.api.object import Key, key_of
 from caphv.runtime.controller import Result
 from caphv.runtime.errors import Unauthorized
+from reconciler.blocked import Blocked
 from reconciler.cluster import cloudconfig, connection, identity, limits
 from reconciler.cluster.identityprotection import IdentityProtection
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 
 # Seconds until a retry after Harvester has refused a request for the first time.
 REFUSED_ONCE = 5.0

@@ -14,6 +14,7 @@ from caphv.runtime import logs
 from caphv.runtime.controller import Result
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, RequestError, Unauthorized
 from reconciler import metrics
+from reconciler.blocked import Blocked
 from reconciler.caches import cluster_name
 from reconciler.cluster import (
     addons,
@@ -41,7 +42,7 @@ from reconciler.cluster.parking import phase as park
 from reconciler.cluster.parking.schedule import follow_schedule
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Delay
 
 _FINALIZERS = {names.CLUSTER_FINALIZER, names.LEGACY_CLUSTER_FINALIZER}
@@ -129,7 +130,8 @@ class ClusterReconciler:
 
     async def _reconcile_managed(self, scope: ClusterScope) -> Result | None:
         """Park or resume the cluster, run its phases, or only connect to Harvester in a pause."""
-        obj, cluster = scope.obj, scope.cluster
+        obj = scope.obj
+        cluster = scope.cluster
         # A pause of the HarvesterCluster itself is a user's: nothing is written then.
         if parking.concerns(cluster) and not clusterapi.paused(None, obj):
             is_held = parking.is_moving(cluster) or parking.is_restoring_etcd(cluster)

@@ -15,10 +15,10 @@ from caphv.api.names import (
     generated_names,
 )
 from caphv.api.object import Obj, annotations_of, at
+from reconciler.blocked import Blocked
 from reconciler.cluster import guestbalancers, guestvolumes, loadbalancer, pools
 from reconciler.cluster.endpoint import UNSET_HOST, delete_placeholder, release_address
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 # Conditions that are true only after the provider has read or created objects on Harvester.
@@ -53,7 +53,7 @@ def require_no_machines(scope: ClusterScope) -> None:
 async def delete_infrastructure(scope: ClusterScope) -> None:
     """Delete all objects on Harvester. Raises `Blocked` while one of them exists."""
     # All watches have to be connected, because a deletion must not rely on an old state.
-    scope.current_namespace()
+    scope.require_current_namespace()
     # Before the pools, which may be where Services of the guest have their addresses from.
     await guestbalancers.delete_balancers(scope)
     await guestvolumes.delete_volumes(scope)
@@ -64,7 +64,7 @@ async def delete_infrastructure(scope: ClusterScope) -> None:
 
     # Delete the Service before its address is released, because it announces the address.
     await delete_placeholder(scope)
-    scope.current_namespace()  # because Harvester may have become unreachable meanwhile
+    scope.require_current_namespace()  # because Harvester may have become unreachable meanwhile
     await release_address(scope)
     await pools.delete_pool(scope, ConditionType.VM_IP_POOL_CREATED, VM_POOL_SUFFIX)
 
@@ -72,7 +72,8 @@ async def delete_infrastructure(scope: ClusterScope) -> None:
 def was_never_provisioned(obj: Obj) -> bool:
     """Return whether the cluster never reached Harvester, so that nothing can be left there."""
     # A move loses the status, but keeps the endpoint and the names of created pools in the spec.
-    spec, status = obj["spec"], obj.get("status") or {}
+    spec = obj["spec"]
+    status = obj.get("status") or {}
     if at(spec, "loadBalancerConfig", "ipamType") == "none":
         # A user has given the endpoint. The server is what the provider itself has written.
         if spec.get("server"):

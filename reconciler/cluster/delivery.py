@@ -27,6 +27,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, Unauthorized, Unreachable
 from caphv.runtime.text import off_loop
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.cluster import cloudaccount, references
 from reconciler.cluster.guestsecret import (
     TOKEN_SECONDS,
@@ -40,7 +41,6 @@ from reconciler.cluster.manifest import ManifestError, with_credentials
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import SECRET
 from reconciler.harvester.kubeconfig import kubeconfig
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Trigger, Watched
 
 _PAUSE = 5.0
@@ -66,7 +66,8 @@ async def deliver_manifest(scope: ClusterScope) -> float | None:
         raise _progress(f"reading ConfigMap {target}", Watched.OBJECT, unknown=True)
 
     # Nothing has to be done if this version was verified with the same inputs.
-    cached, inputs = watch.get(*target), _inputs(scope)
+    cached = watch.get(*target)
+    inputs = _inputs(scope)
     if cached is None:
         raise _failure(missing)
     verified = scope.memory.verified_cloud_configs
@@ -134,7 +135,8 @@ async def deliver_secret(scope: ClusterScope, *, create: bool = True) -> float |
         message = f"reading Secret {SECRET} of the workload cluster"
         raise _progress(message, Watched.OBJECT, unknown=True)
 
-    secret, inputs = watch.get(*SECRET), _inputs(scope)
+    secret = watch.get(*SECRET)
+    inputs = _inputs(scope)
     if secret is None and not create:
         return None
     if secret and not is_ours(secret):
@@ -238,7 +240,8 @@ async def _write_secret(
 
 async def deliver_file(scope: ClusterScope) -> float | None:
     """Provide machines with a kubeconfig that never expires, for a file of their guests."""
-    verified, inputs = scope.memory.verified_cloud_configs, _inputs(scope)
+    verified = scope.memory.verified_cloud_configs
+    inputs = _inputs(scope)
     if verified.get(deliver_file.__name__) != ("", inputs):
         publish(scope, await _lasting_kubeconfig(scope))
         verified[deliver_file.__name__] = ("", inputs)

@@ -14,12 +14,12 @@ from caphv.api.object import SERVICES, Obj, at, key_of, list_at, text_at
 from caphv.api.ownership import record
 from caphv.runtime.errors import AlreadyExists
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.cluster import adoption, refusals
 from reconciler.cluster.addresssource import requested_source, used_source
 from reconciler.cluster.pools import adopt_load_balancer_pool, ensure_load_balancer_pool
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester import addressplan
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 API_PORT = 6443
@@ -171,10 +171,12 @@ def placeholder_service(scope: ClusterScope, address: str) -> Obj:
 
 async def _create_placeholder(scope: ClusterScope) -> Obj:
     """Create the placeholder Service, with an address of a pool unless DHCP assigns one."""
-    session, name = scope.require_session(), scope.load_balancer_name
+    session = scope.require_session()
+    name = scope.load_balancer_name
 
     # kube-vip interprets this address as a request for DHCP.
-    address, used = "0.0.0.0", used_source(scope)
+    address = "0.0.0.0"
+    used = used_source(scope)
     if (used or requested_source(scope.obj["spec"])).ipam == "pool":
         # A recreated Service uses the former pool, whatever the spec says now.
         pool = used.pool if used else await ensure_load_balancer_pool(scope)

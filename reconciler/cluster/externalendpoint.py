@@ -23,6 +23,7 @@ from caphv.api.object import SERVICES, Obj, at, dict_at
 from caphv.api.ownership import Ownership, ownership_of
 from caphv.api.resources import LOAD_BALANCERS
 from caphv.runtime.errors import RequestError, kind_of
+from reconciler.blocked import Blocked
 from reconciler.cluster import adoption, pools
 from reconciler.cluster.addresssource import used_source
 from reconciler.cluster.endpoint import (
@@ -32,7 +33,6 @@ from reconciler.cluster.endpoint import (
     release_address,
 )
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 _READY = ConditionType.LOAD_BALANCER_READY
@@ -110,7 +110,7 @@ async def _delete_former_load_balancer(scope: ClusterScope) -> None:
         return
     if objects:
         # A deletion must not rely on an old state.
-        namespace = scope.current_namespace()
+        namespace = scope.require_current_namespace()
         await adoption.delete(scope, namespace.load_balancers, scope.load_balancer_name)
         await delete_placeholder(scope)
     await release_address(scope)
@@ -124,7 +124,8 @@ def report_external_endpoint(scope: ClusterScope) -> None:
     The watch of the workload cluster's Nodes goes through the endpoint, so it tells. Before the
     control plane is initialized, no machine is expected to answer.
     """
-    where, memory = describe_endpoint(scope.obj), scope.memory
+    where = describe_endpoint(scope.obj)
+    memory = scope.memory
     error = scope.context.workloads.outage(scope.cluster_key)
     if error and not clusterapi.control_plane_initialized(scope.cluster):
         # No watch of the Cluster reports its initialization here.

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, at
+from reconciler.blocked import Blocked
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.topology import failure_domains, why_unavailable
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 _OLD_CORE = (
@@ -103,7 +103,7 @@ def _report_without_effect(scope: ClusterScope) -> None:
 
 
 def _report_lost(scope: ClusterScope, former: list[Obj], domains: list[Obj]) -> None:
-    """Emit an Event for domains that take no new control plane machines any more."""
+    """Emit an Event for domains that no longer take new control plane machines."""
     eligible = {domain["name"] for domain in domains if domain["controlPlane"]}
     lost = sorted(
         domain["name"]

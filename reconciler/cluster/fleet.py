@@ -101,7 +101,8 @@ def fleet_labels(cluster: Obj) -> dict[str, str]:
     They name the Cluster, with its namespace, because names alone are not unique in a workspace.
     They also repeat the labels of the Cluster by which bundles are selected.
     """
-    labels, (namespace, name) = labels_of(cluster), key_of(cluster)
+    labels = labels_of(cluster)
+    namespace, name = key_of(cluster)
     selecting = {label: labels[label] for label in names.FLEET_LABELS if label in labels}
     owner = {names.CAPI_OWNER_LABEL: name, names.CAPI_OWNER_NAMESPACE_LABEL: namespace}
     return {**selecting, **owner, names.CLUSTER_NAME_LABEL: name}

@@ -28,9 +28,9 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, uid_of
 from caphv.api.ownership import former_owner
 from caphv.runtime.errors import ApiError, Conflict, NotFound, Unauthorized
+from reconciler.blocked import Blocked
 from reconciler.cluster.scope import ClusterScope
 from reconciler.machine.guestlabels import guest_cluster_name
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,8 @@ _CLUSTER_SECONDS = 600.0
 
 def guest_of(scope: ClusterScope) -> Guest:
     """Return the cluster as Harvester knows it."""
-    cluster, former = scope.cluster_key, former_owner(scope.obj, scope.owner)
+    cluster = scope.cluster_key
+    former = former_owner(scope.obj, scope.owner)
     guest = Guest(
         scope.owner,
         cluster_label(cluster),
@@ -172,9 +173,10 @@ def _proof(scope: ClusterScope, balancer: Obj) -> Proof:
 def _namesakes(scope: ClusterScope) -> Iterator[Key]:
     """Yield other HarvesterClusters with the guest's name in its target namespace.
 
-    Their VMs may not exist yet, or not any more.
+    Their VMs may not exist yet, or no longer.
     """
-    caches, uid = scope.context.caches, scope.require_session().uid
+    caches = scope.context.caches
+    uid = scope.require_session().uid
     for cluster in caches.clusters.store:
         key = key_of(cluster)
         if key.name != scope.cluster_key.name or key == scope.cluster_key:
@@ -190,7 +192,8 @@ def _namesakes(scope: ClusterScope) -> Iterator[Key]:
 
 async def _record(scope: ClusterScope, balancer: Obj) -> None:
     """Write the proof on a LoadBalancer. The cloud provider keeps annotations of others."""
-    metadata, informer = balancer["metadata"], scope.namespace().load_balancers
+    metadata = balancer["metadata"]
+    informer = scope.namespace().load_balancers
     patch = {
         "resourceVersion": metadata["resourceVersion"],
         "annotations": proof_annotations(balancer, [entry_of(scope.owner)]),
@@ -219,7 +222,8 @@ async def _is_deleted(scope: ClusterScope, balancer: Obj) -> bool:
     if being_deleted(balancer):
         return False
 
-    informer, key = scope.namespace().load_balancers, key_of(balancer)
+    informer = scope.namespace().load_balancers
+    key = key_of(balancer)
     try:
         answer = await scope.require_session().client.delete(
             resources.LOAD_BALANCERS,

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from caphv.api.labels import cluster_label
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, at, key_of, labels_of
+from reconciler.blocked import Blocked
 from reconciler.caches import cluster_name
 from reconciler.cluster.scope import ClusterScope
 from reconciler.machine.guestlabels import guest_cluster_name
 from reconciler.machine.placement import CLUSTER_LABEL
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 # Seconds until the next check, because no watch reports that another cluster no longer exists.
@@ -44,7 +44,8 @@ def require_unique_name(scope: ClusterScope) -> None:
 
 def _holders(scope: ClusterScope) -> Iterator[str]:
     """Yield other clusters with this name, here and on other management clusters."""
-    sessions, server = scope.context.sessions, scope.require_session().server
+    sessions = scope.context.sessions
+    server = scope.require_session().server
     for obj in scope.context.caches.harvester_clusters.store:
         same = cluster_name(obj) == scope.cluster_key.name and key_of(obj) != scope.key
         if not same or at(obj, "spec", "targetNamespace") != scope.target_namespace:

@@ -47,9 +47,9 @@ from caphv.runtime.errors import (
     Unauthorized,
 )
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.cluster.guestbalancers import guest_of, is_forced
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ _RETRY_OF_DELETED = 10.0
 # Seconds for which a deletion that Harvester refused is tried again.
 _REFUSED_SECONDS = 30.0
 # Characters of Harvester's reason in an Event, which names other volumes, too.
-_LONGEST_REASON = 200
+_MAX_REASON = 200
 # Seconds that Harvester gets to delete a volume.
 _DELETE_SECONDS = 120.0
 
@@ -103,7 +103,8 @@ async def record_volumes(scope: ClusterScope) -> bool:
     complete, policies = True, None
     if deletes_volumes(scope):
         policies = scope.context.workloads.reclaim_policies(scope.cluster_key)
-    claims, guest = scope.namespace().claims, guest_of(scope)
+    claims = scope.namespace().claims
+    guest = guest_of(scope)
     users = _users(scope, guest)
     for name in {*users, *(claim["metadata"]["name"] for claim in _own_claims(scope))}:
         claim = claims.get(scope.target_namespace, name)
@@ -125,7 +126,7 @@ def is_learning(scope: ClusterScope) -> bool:
     if scope.context.workloads.reclaim_policies(scope.cluster_key) is not None:
         return False
     if not scope.context.caches.machines_of(scope.cluster):
-        return False  # no machine answers any more
+        return False  # no machine answers
 
     patience = _LEARN_SECONDS - seconds_since(_deleted_at(scope))
     if patience > 0:
@@ -141,7 +142,7 @@ def is_learning(scope: ClusterScope) -> bool:
 
 
 def finish_recording(scope: ClusterScope) -> None:
-    """Release the VMs of a deleted cluster: nothing depends on their proof any more."""
+    """Release the VMs of a deleted cluster: nothing else depends on their proof."""
     if _is_deleted(scope) and not scope.memory.guest_recorded and not is_learning(scope):
         scope.memory.guest_recorded = True
         scope.context.topics.notify(triggers.guest_parts(scope.key))
@@ -151,7 +152,8 @@ async def delete_volumes(scope: ClusterScope) -> None:
     """Delete the volumes of the guest. Raises `Blocked` for a bounded time while one exists."""
     if not deletes_volumes(scope) or is_forced(scope):
         return
-    claims, refused = scope.namespace().claims, []
+    claims = scope.namespace().claims
+    refused = []
     for claim in list(_own_claims(scope)):
         deletable = not being_deleted(claim) and not _why_kept(scope, claim)
         if deletable and not await _delete(scope, claim):
@@ -259,7 +261,8 @@ async def _record(
     :param users: the VMs that have it
     :param policies: reclaim policies that the workload cluster reports; None if it does not answer
     """
-    name, annotations = claim["metadata"]["name"], annotations_of(claim)
+    name = claim["metadata"]["name"]
+    annotations = annotations_of(claim)
     entries = volume_entries(claim, guest, users)
     if not entries:
         return True
@@ -267,7 +270,7 @@ async def _record(
     if not (deletes_volumes(scope) and proof_entries(claim)):
         changes[names.RECLAIM_POLICY_ANNOTATION] = None  # or the policy of what it is a copy of
     if deletes_volumes(scope) and policies is not None:
-        # Without its volume, nothing says any more that it may be deleted.
+        # Without its volume, nothing says that it may be deleted.
         changes[names.RECLAIM_POLICY_ANNOTATION] = policies.get(name)
     unrecorded = scope.memory.unrecorded_claims
     if all(annotations.get(key) == value for key, value in changes.items()):
@@ -318,7 +321,8 @@ async def _delete(scope: ClusterScope, claim: Obj) -> bool:
 
     It does not if a VM has the claim again, or if something else has written it meanwhile.
     """
-    informer, key = scope.namespace().claims, key_of(claim)
+    informer = scope.namespace().claims
+    key = key_of(claim)
     try:
         answer = await scope.require_session().client.delete(
             PERSISTENT_VOLUME_CLAIMS,
@@ -334,7 +338,7 @@ async def _delete(scope: ClusterScope, claim: Obj) -> bool:
         log.info("Harvester does not delete PersistentVolumeClaim %s: %s", key, error)
         refusals = scope.memory.refused_volumes
         since, _ = refusals.get(uid_of(claim), (time.monotonic(), ""))
-        refusals[uid_of(claim)] = since, one_line(str(error))[:_LONGEST_REASON]
+        refusals[uid_of(claim)] = since, one_line(str(error))[:_MAX_REASON]
         return False
     informer.observe_deletion(*key, answer)
     policy = reclaim_policy(claim)

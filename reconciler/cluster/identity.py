@@ -28,6 +28,7 @@ from caphv.runtime.errors import NotFound, RequestError
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from caphv.runtime.text import off_loop
 from reconciler import metrics
+from reconciler.blocked import Blocked
 from reconciler.cluster.identityprotection import MISSING_RIGHT, RETRY_SECONDS, IdentityProtection
 from reconciler.cluster.references import (
     may_use,
@@ -38,7 +39,6 @@ from reconciler.cluster.references import (
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.session import Session
 from reconciler.remote.clusteridentities import NotRead
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Trigger, Watched
 
 WARN_AHEAD = timedelta(days=7)
@@ -59,7 +59,7 @@ class Identity:
 
 
 class PermissionWithdrawn(Exception):
-    """The present version of an identity does not permit its use any more."""
+    """The present version of an identity no longer permits its use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ class Identities:
         self.require_namespace(secret)
 
         use = secret, annotations_of(scope.obj).get(names.RECONCILE_AT_ANNOTATION, "")
-        listed, parsed = scope.context.caches.secrets.get(*secret), self._read.get(secret)
+        listed = scope.context.caches.secrets.get(*secret)
+        parsed = self._read.get(secret)
         current = parsed and listed and parsed.version == listed["metadata"]["resourceVersion"]
         if parsed and current and self._uses.setdefault(scope.key, use) == use:
             _require_permission(scope, secret, parsed.metadata)
@@ -240,7 +241,7 @@ async def _permitted_identity(scope: ClusterScope, identities: Identities) -> Id
 
 
 async def _release_former(scope: ClusterScope, identities: Identities) -> None:
-    """Release a session with credentials that the cluster may not use or does not name any more.
+    """Release a session with credentials that the cluster may no longer use or no longer names.
 
     Otherwise a cluster that names another Secret, which need not exist or be of use, would keep the
     credentials, and would not notice that their owner withdraws the permission.
@@ -315,7 +316,7 @@ def permitted_secret(scope: ClusterScope) -> Key:
 
 
 def _require_permission(scope: ClusterScope, secret: Key, metadata: Obj) -> None:
-    """Raise `PermissionWithdrawn` if a cluster may not use a Secret any more."""
+    """Raise `PermissionWithdrawn` if a cluster may no longer use a Secret."""
     if is_cluster_identity(identity_of(scope.obj)):
         if permitted_secret(scope) != secret:
             raise PermissionWithdrawn(f"{describe(identity_of(scope.obj))} was changed")
@@ -378,7 +379,8 @@ def expiry_of(expires: datetime | None, at_time: datetime) -> Expiry:
     if expires is None:
         return Expiry("the credentials do not state an expiry date")
 
-    remaining, date = expires - at_time, conditions.rfc3339(expires)
+    remaining = expires - at_time
+    date = conditions.rfc3339(expires)
     if remaining > WARN_AHEAD:
         return Expiry(
             f"the credentials are valid until {date}",

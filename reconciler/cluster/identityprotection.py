@@ -75,7 +75,7 @@ class IdentityProtection:
             return True
 
     async def reconcile(self, key: Key) -> Result | None:
-        """Remove the finalizer from a Secret that no cluster needs any more."""
+        """Remove the finalizer from a Secret that no cluster needs."""
         caches = self._context.caches
         secret = caches.secrets.get(*key)
         if secret is None:
@@ -180,7 +180,8 @@ async def remove_all(client: ApiClient, secrets: Iterable[Obj]) -> list[str]:
     """
     errors = []
     for secret in secrets:
-        key, metadata = key_of(secret), secret["metadata"]
+        key = key_of(secret)
+        metadata = secret["metadata"]
         kept = [name for name in metadata["finalizers"] if not _ours({name})]
         patch = {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": kept}}
         try:

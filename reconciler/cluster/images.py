@@ -37,14 +37,16 @@ from reconciler.machine.images import import_failure, redacted, resolve_image
 
 _CONDITION = ConditionType.IMAGES_READY
 _SHOWN = 3
-_LONGEST_REASON = 512
+_MAX_REASON = 512
 # Seconds until a refused import is tried again, because no watch reports a new right, and until one
 # is whose refusal may be over soon. Both double with each attempt.
-_REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS = 60.0, 600.0
-_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 5.0, 300.0
+_REFUSED_SECONDS = 60.0
+_MAX_REFUSED_SECONDS = 600.0
+_RETRY_SECONDS = 5.0
+_MAX_RETRY_SECONDS = 300.0
 # Attempts after which a refusal that may be over soon counts as a failure: about a minute.
 _PATIENCE = 5
-_SHORTEST_SECONDS = 1.0
+_MIN_SECONDS = 1.0
 # Other failures, such as invalid credentials, concern the connection.
 _REFUSALS = (Conflict, Forbidden, Invalid, NotFound, ServerFault, TooManyRequests, Unreachable)
 
@@ -60,7 +62,8 @@ async def ensure_images(scope: ClusterScope) -> None:
     harvester = scope.require_session().fingerprint
     scope.subscribe(*(triggers.image(harvester, namespace, name) for namespace, name in declared))
     _forget_refusals(scope, declared.values())
-    failures, pending = list(import_problems(scope.obj["spec"])), []
+    failures = list(import_problems(scope.obj["spec"]))
+    pending = []
     answers = True
     for image in declared.values():
         failure, wait, answers = await _ensure_image(scope, image, answers)
@@ -141,7 +144,7 @@ async def _ensure_image(
             )
             return "", "Harvester is importing the image", answers
 
-    scope.requeue_within(max(refusals.remaining(refusal), _SHORTEST_SECONDS))
+    scope.requeue_within(max(refusals.remaining(refusal), _MIN_SECONDS))
     return *_describe_refusal(scope, image, refusal), answers
 
 
@@ -168,14 +171,14 @@ def _note(refusals: ImportRefusals, image: ImageImport, error: RequestError) -> 
     """Note a refusal, with the delay that its kind deserves."""
     if isinstance(error, TooManyRequests):
         return refusals.note(
-            image, error, max(error.retry_after, _RETRY_SECONDS), _LONGEST_RETRY_SECONDS
+            image, error, max(error.retry_after, _RETRY_SECONDS), _MAX_RETRY_SECONDS
         )
     if _may_end_soon(error):
-        return refusals.note(image, error, _RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
+        return refusals.note(image, error, _RETRY_SECONDS, _MAX_RETRY_SECONDS)
     # No image of the namespace would fare better.
     by_namespace = isinstance(error, NotFound | NamespaceTerminating) or _lacks_right(error)
     subject = image.namespace if by_namespace else image
-    return refusals.note(subject, error, _REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS)
+    return refusals.note(subject, error, _REFUSED_SECONDS, _MAX_REFUSED_SECONDS)
 
 
 def _may_end_soon(error: RequestError) -> bool:
@@ -212,7 +215,7 @@ def _describe_refusal(scope: ClusterScope, image: ImageImport, refusal: Refusal)
 
 def _describe_failure(scope: ClusterScope, image: ImageImport, error: ApiError) -> str:
     """Return why Harvester does not import an image, and the remedy."""
-    reason = plain(redacted(error.message), _LONGEST_REASON)
+    reason = plain(redacted(error.message), _MAX_REASON)
     if isinstance(error, NotFound):
         return f"create namespace {image.namespace} on Harvester, or name another: {reason}"
     if _lacks_right(error):
@@ -239,7 +242,7 @@ def _report(scope: ClusterScope, failures: Sequence[str], pending: Sequence[str]
 
     reason = Reason.IMAGE_IMPORT_FAILED if failures else Reason.IMAGES_IMPORTING
     message = name_some([*failures, *pending], _SHOWN, "; ")
-    # The message also changes with the progress of other images.
+    # Compare reasons, because the progress of other images also changes the message.
     if failures and not scope.draft.has_reason(_CONDITION, reason):
         scope.warning_event(reason, name_some(failures, _SHOWN, "; "))
     scope.draft.set_false(_CONDITION, reason, message)

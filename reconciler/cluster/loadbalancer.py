@@ -26,13 +26,13 @@ from caphv.api.ownership import Ownership, names_vm, ownership_of, record
 from caphv.api.plaintext import LONGEST_EVENT, plain
 from caphv.runtime.errors import AlreadyExists, RequestError, Unauthorized, kind_of
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.cluster import adoption, refusals
 from reconciler.cluster.addresssource import Source, requested_source, used_source, why_unused
 from reconciler.cluster.endpoint import API_PORT, reserve_address
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.healthcheck import health_check
 from reconciler.machine.placement import CLUSTER_LABEL, control_plane_selector
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 log = logging.getLogger(__name__)
@@ -196,7 +196,8 @@ def backend_selector(scope: ClusterScope, vms: list[Obj]) -> dict[str, list[str]
 
     The selector has the Go provider's label, and ours as soon as all control plane VMs have it.
     """
-    label, instances = cluster_label(scope.cluster_key), scope.namespace().instances
+    label = cluster_label(scope.cluster_key)
+    instances = scope.namespace().instances
     labels = []
     for vm in vms:
         labels.append(dict_at(vm, "spec", "template", "metadata", "labels"))
@@ -235,7 +236,8 @@ async def _repair(scope: ClusterScope, balancer: Obj, vms: list[Obj]) -> None:
     if not patch:
         return
 
-    metadata, fields = balancer["metadata"], ", ".join(patch)
+    metadata = balancer["metadata"]
+    fields = ", ".join(patch)
     body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "spec": patch}
     with refusals.block_on_refusal(_READY, f"update {fields} of LoadBalancer {key_of(balancer)}"):
         repaired = await scope.require_session().client.patch(
@@ -266,10 +268,8 @@ async def _keep_reservation(scope: ClusterScope) -> str:
     Otherwise another Service would get it. Returns an error message instead of raising the error,
     because the control plane has the address anyway. The message is empty without an error.
     """
-    source, session = (
-        used_source(scope) or requested_source(scope.obj["spec"]),
-        scope.require_session(),
-    )
+    source = used_source(scope) or requested_source(scope.obj["spec"])
+    session = scope.require_session()
     host = scope.obj["spec"]["controlPlaneEndpoint"]["host"]
     if not source.pool:
         return ""

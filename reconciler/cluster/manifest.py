@@ -20,7 +20,7 @@ SECRET_NAMESPACE = "kube-system"  # noqa: S105 - a namespace
 """Namespace of the Secret with the kubeconfig in the workload cluster (contract)."""
 
 # The number is limited, because each document starts the parser again.
-_MOST_DOCUMENTS = 1000
+_MAX_DOCUMENTS = 1000
 _DOCUMENT = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 
 
@@ -36,8 +36,8 @@ def with_credentials(manifest: str, name: str, key: str, content: str) -> str:
     the manifest is not YAML.
     """
     documents = [*_documents(manifest)]
-    if len(documents) > _MOST_DOCUMENTS:
-        raise ManifestError(f"holds more than {_MOST_DOCUMENTS:,} documents; split it")
+    if len(documents) > _MAX_DOCUMENTS:
+        raise ManifestError(f"holds more than {_MAX_DOCUMENTS:,} documents; split it")
     encoded = base64.b64encode(content.encode()).decode()
 
     for start, end in documents:

@@ -19,6 +19,7 @@ from caphv.api.ownership import Ownership, ownership_of, record, same_name
 from caphv.runtime.errors import AlreadyExists, ApiError, Forbidden, Invalid, NotFound
 from caphv.validation.finding import did_you_mean
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.cluster import adoption
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
@@ -26,7 +27,6 @@ from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.session import Session
 from reconciler.machine.images import split_reference
 from reconciler.machine.network import PoolNetwork, effective_network
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 
@@ -127,7 +127,8 @@ async def delete_pool(scope: ClusterScope, condition: ConditionType, suffix: str
 
     Raises `Blocked` while others hold addresses of it, or if Harvester refuses.
     """
-    session, pool = scope.require_session(), _created_pool(scope, suffix, condition)
+    session = scope.require_session()
+    pool = _created_pool(scope, suffix, condition)
     if pool is None:
         return
 
@@ -153,7 +154,8 @@ async def _require_unused(scope: ClusterScope, pool: Obj) -> None:
 
     The pool requeues the cluster when one of them is released.
     """
-    session, name = scope.require_session(), pool["metadata"]["name"]
+    session = scope.require_session()
+    name = pool["metadata"]["name"]
     with scope.subscribe(triggers.pool(session.fingerprint, name)) as released:
         if not _allocated(pool):
             return
@@ -195,7 +197,8 @@ def _describe_holder(scope: ClusterScope, holder: str) -> str:
         balancer = watched.load_balancers.get(namespace, name)
         if balancer is None:
             continue
-        service, guest = service_of(balancer), guest_name(balancer)
+        service = service_of(balancer)
+        guest = guest_name(balancer)
         if service and guest:
             return f"Service {service} of guest {guest} (LoadBalancer {holder})"
         return f"LoadBalancer {holder}"
@@ -268,7 +271,8 @@ async def _ensure_pool(
     :param spec: `ipPool` of the HarvesterCluster
     :param condition: the condition that reports why the pool cannot be created
     """
-    session, name = scope.require_session(), generated_names(scope.obj, suffix)[0]
+    session = scope.require_session()
+    name = generated_names(scope.obj, suffix)[0]
     reason = _failure_reason(condition)
     existing = session.pools.get("", name)
     if existing is None:
@@ -298,7 +302,8 @@ async def _adopt_pool(scope: ClusterScope, suffix: str, condition: ConditionType
     pool = _created_pool(scope, suffix, condition)
     if pool is None:
         return
-    session, reason = scope.require_session(), _failure_reason(condition)
+    session = scope.require_session()
+    reason = _failure_reason(condition)
     topic = triggers.pool(session.fingerprint, pool["metadata"]["name"])
     with scope.subscribe(topic) as changed:
         await adoption.adopt_or_refuse(scope, session.pools, pool, condition, reason, changed)

@@ -73,7 +73,8 @@ def resolve_identity(scope: ClusterScope) -> Key | Refused:
     identities = scope.context.cluster_identities
     # The deletion of a cluster begins with its machines, before the HarvesterCluster is deleted.
     is_ending = any(being_deleted(obj) for obj in (scope.obj, scope.cluster) if obj)
-    name, namespace = reference_of(scope.obj), scope.key.namespace
+    name = reference_of(scope.obj)
+    namespace = scope.key.namespace
     return identities.resolve(name, namespace, is_ending=is_ending)
 
 
@@ -140,7 +141,8 @@ def _cluster_identity(scope: ClusterScope, name: str) -> Reference:
 
     A problem with the Secret of an identity that is allowed is none of the reference.
     """
-    kind, key = resources.HARVESTER_CLUSTER_IDENTITIES.kind, Key("", name)
+    kind = resources.HARVESTER_CLUSTER_IDENTITIES.kind
+    key = Key("", name)
     try:
         answer = resolve_identity(scope)
     except NotRead:

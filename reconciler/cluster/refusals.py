@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from caphv.api.names import ConditionType, Reason
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NamespaceTerminating
+from reconciler.blocked import Blocked
 from reconciler.harvester.identityaccount import command_for
-from reconciler.status import Blocked
 from reconciler.triggers import Delay
 
 _RETRY_SECONDS = 60.0

@@ -9,9 +9,9 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, being_deleted
 from caphv.runtime.errors import ApiError
 from reconciler import metrics
+from reconciler.blocked import Blocked
 from reconciler.cluster import refusals
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 

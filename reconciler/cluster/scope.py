@@ -10,12 +10,13 @@ from caphv.api.names import LOAD_BALANCER_SUFFIX, ConditionType, Reason, generat
 from caphv.api.object import Key, Obj, key_of
 from caphv.api.ownership import Owner, same_name
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.context import Context
 from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.session import Session
 from reconciler.harvester.views import TargetNamespace
 from reconciler.memory import ClusterMemory
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Subscription, Watched
 
 
@@ -103,7 +104,7 @@ class ClusterScope:
                 raise self._cannot_read(namespace, caches)
         return namespace
 
-    def current_namespace(self) -> TargetNamespace:
+    def require_current_namespace(self) -> TargetNamespace:
         """Return caches that follow Harvester. Raises `Blocked` while a watch is not connected."""
         session = self.require_session()
         with self.subscribe(triggers.caches(session.fingerprint)) as caches:

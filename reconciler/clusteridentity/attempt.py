@@ -77,7 +77,9 @@ class TokenIssuer:
             return None, problem, Outcome.REFUSED
 
     async def _perform(self, reading: Reading, action: Action) -> Token | None:
-        connect, source, kept = self._context.sessions.client, reading.source, reading.kept
+        connect = self._context.sessions.client
+        source = reading.source
+        kept = reading.kept
         if action is Action.PROBE and kept is not None:
             await tokenexchange.probe(connect, kept.credentials)
             return None

@@ -24,7 +24,7 @@ from caphv.runtime.errors import Conflict, NotFound, RequestError
 from reconciler.clusteridentity import status
 from reconciler.clusteridentity.attempt import Reading, TokenIssuer, outcome_of, text_of
 from reconciler.clusteridentity.decision import (
-    LONGEST_WAIT_SECONDS,
+    MAX_WAIT_SECONDS,
     Action,
     Facts,
     Outcome,
@@ -53,7 +53,7 @@ _KIND = HARVESTER_CLUSTER_IDENTITIES.kind
 _NOT_READ_SECONDS = 10.0
 # Seconds between two looks for clusters that still need the token of a deleted identity.
 _NEEDED_SECONDS = 10.0
-_SHORTEST_WAIT_SECONDS = 1.0
+_MIN_WAIT_SECONDS = 1.0
 # Until a former token is revoked, for clusters to turn to the new one.
 _FORMER_SECONDS = 60.0
 # Until the second attempt to revoke a token.
@@ -114,7 +114,8 @@ class TokenRenewer:
     def __init__(self, context: Context, now: Callable[[], datetime] | None = None) -> None:
         self._context = context
         self._identities = context.cluster_identities
-        self._secrets, self._issuer = TokenSecrets(context), TokenIssuer(context)
+        self._secrets = TokenSecrets(context)
+        self._issuer = TokenIssuer(context)
         self._now = now or _now
         self._states: dict[str, _State] = {}
 
@@ -122,7 +123,8 @@ class TokenRenewer:
         """Exchange, renew or revoke the token of an identity. Raises `ApiError` for a retry."""
         if self._context.namespace:
             return None  # such a provider uses no HarvesterClusterIdentity
-        name, secret_key = key.name, self._identities.renewed.key_of(key.name)
+        name = key.name
+        secret_key = self._identities.renewed.key_of(key.name)
         secret = await self._secrets.read(secret_key)
         if secret is not None and being_deleted(secret):
             return await self._end(name, secret)
@@ -153,7 +155,7 @@ class TokenRenewer:
         if secret is not None and owner_uid(secret, name) not in ("", uid_of(identity)):
             # The token of a former identity of this name is revoked, and not replaced unrevoked.
             await self._stop(name, None, secret)
-            return Result(_SHORTEST_WAIT_SECONDS)
+            return Result(_MIN_WAIT_SECONDS)
 
         scope = scope_of(renewal, uid_of(identity), self._context.management_cluster)
         source = await self._secrets.read_source(identity)
@@ -178,7 +180,8 @@ class TokenRenewer:
 
     async def _act(self, reading: Reading, state: _State) -> tuple[Reading, dict[Action, Outcome]]:
         """Perform actions while there are some; return what is kept then, and how they went."""
-        facts, outcomes = self._facts(reading), dict[Action, Outcome]()
+        facts = self._facts(reading)
+        outcomes = dict[Action, Outcome]()
         while action := next_action(facts, outcomes, state.tries):
             token = None
             try:
@@ -204,7 +207,8 @@ class TokenRenewer:
         self, reading: Reading, outcomes: dict[Action, Outcome], state: _State
     ) -> float:
         """Have clusters use the token, or the user's Secret, and report it; return the wait."""
-        name, facts = reading.name, self._facts(reading)
+        name = reading.name
+        facts = self._facts(reading)
         is_used = uses_token(facts, outcomes)
         self._use(name, uses_token=is_used)
         if not is_used and facts.token and not facts.has_ended and reading.secret:
@@ -221,7 +225,9 @@ class TokenRenewer:
 
     def _facts(self, reading: Reading) -> Facts:
         """Return the facts of which a decision is made."""
-        name, kept, renewed = reading.name, reading.kept, self._identities.renewed
+        name = reading.name
+        kept = reading.kept
+        renewed = self._identities.renewed
         # A 401 that a cluster has met with a former token says nothing about this one.
         fingerprint = kept.credentials.access.fingerprint if kept else ""
         return Facts(
@@ -270,7 +276,7 @@ class TokenRenewer:
         if former is not None and former.issued.is_of(scope):
             bound = tokenexchange.bound_uid(former.credentials)
             if bound and bound != tokenexchange.bound_uid(token.credentials):
-                tries = Tries().after(self._now(), _FORMER_SECONDS, LONGEST_WAIT_SECONDS)
+                tries = Tries().after(self._now(), _FORMER_SECONDS, MAX_WAIT_SECONDS)
                 self._states[reading.name].former.append((former, tries))
         return replace(reading, secret=stored, kept=kept)
 
@@ -284,7 +290,8 @@ class TokenRenewer:
 
     async def _revoke_former(self, name: str, state: _State, *, at_once: bool = False) -> None:
         """Revoke tokens of a former account or Harvester, as long as they have not ended."""
-        now, former = self._now(), state.former
+        now = self._now()
+        former = state.former
         state.former = []
         for kept, tries in former:
             if tries.seconds_left(now) and not at_once:
@@ -292,11 +299,12 @@ class TokenRenewer:
                 continue
             outcome = await self._issuer.revoke(name, kept)
             if outcome is Outcome.UNKNOWN and kept.issued.is_usable(now):
-                again = tries.after(now, _FORMER_SECONDS, LONGEST_WAIT_SECONDS)
+                again = tries.after(now, _FORMER_SECONDS, MAX_WAIT_SECONDS)
                 state.former.append((kept, again))
 
     async def _report(self, reading: Reading, facts: Facts, problem: str, *, is_used: bool) -> None:
-        kept, source = reading.kept, reading.source
+        kept = reading.kept
+        source = reading.source
         if kept is None or not is_used:
             report = status.not_exchanged(problem or "the token has ended")
         elif problem:
@@ -313,7 +321,7 @@ class TokenRenewer:
     # End
 
     async def _stop(self, name: str, identity: Obj | None, secret: Obj | None) -> None:
-        """Delete the token of an identity that does not exist or is not renewed any more."""
+        """Delete the token of an identity that no longer exists or is no longer renewed."""
         has_secret = secret is not None and is_ours(secret)
         if not has_secret or name not in self._identities.renewed.ended:
             self._identities.renewed.forget(name)
@@ -349,7 +357,7 @@ class TokenRenewer:
         if is_unknown and is_usable:
             await self._report_end(name, secret)
             state = self._states.setdefault(name, _State())
-            tries = state.revocation.after(self._now(), _REVOKE_SECONDS, LONGEST_WAIT_SECONDS)
+            tries = state.revocation.after(self._now(), _REVOKE_SECONDS, MAX_WAIT_SECONDS)
             state.revocation = tries
             return Result(tries.wait)
         self._states.pop(name, None)
@@ -357,7 +365,7 @@ class TokenRenewer:
             await self._context.remove_finalizer(
                 self._context.caches.secrets, secret, RENEWED_TOKEN_FINALIZER
             )
-        return Result(_SHORTEST_WAIT_SECONDS)
+        return Result(_MIN_WAIT_SECONDS)
 
     async def _report_end(self, name: str, secret: Obj) -> None:
         """Report that an identity gets no token while a former one is not revoked."""

@@ -22,10 +22,10 @@ from enum import Enum
 from caphv.api.tokenrenewal import Issued, seconds_to_retry
 
 # The clock of this machine may be set while a timer waits.
-LONGEST_WAIT_SECONDS = 600.0
-_SHORTEST_WAIT_SECONDS = 1.0
+MAX_WAIT_SECONDS = 600.0
+_MIN_WAIT_SECONDS = 1.0
 # After so long without an attempt, the next one that fails is the first one again.
-_CALM_SECONDS = 2 * LONGEST_WAIT_SECONDS
+_CALM_SECONDS = 2 * MAX_WAIT_SECONDS
 
 
 class Action(Enum):
@@ -56,7 +56,7 @@ class Outcome(Enum):
 # Seconds until the second attempt, and the most between two. Each exchange applies all roles.
 _SECONDS = {
     Action.PROBE: (10.0, 60.0),
-    Action.EXCHANGE: (60.0, LONGEST_WAIT_SECONDS),
+    Action.EXCHANGE: (60.0, MAX_WAIT_SECONDS),
     Action.RENEW: (5.0, 60.0),
     Action.CHECK: (10.0, 60.0),
 }
@@ -127,7 +127,7 @@ class Tries:
         elapsed = _seconds_since(self.last, now)
         remaining = self.wait - elapsed
         # A clock that is set back delays nothing.
-        return remaining if elapsed >= 0 and remaining >= _SHORTEST_WAIT_SECONDS else 0.0
+        return remaining if elapsed >= 0 and remaining >= _MIN_WAIT_SECONDS else 0.0
 
     def after(self, now: datetime, least: float, most: float) -> Tries:
         """Return what is remembered after another attempt."""
@@ -185,7 +185,7 @@ def seconds_until_next(facts: Facts, tries: Mapping[Action, Tries]) -> float:
     waits = [tries.get(action, Tries()).seconds_left(facts.now) for action in _wanted(facts, {})]
     if facts.token is not None and not facts.has_ended and not facts.is_due:
         waits.append((facts.token.renew_at - facts.now).total_seconds())
-    return max(_SHORTEST_WAIT_SECONDS, min(LONGEST_WAIT_SECONDS, *waits, LONGEST_WAIT_SECONDS))
+    return max(_MIN_WAIT_SECONDS, min(MAX_WAIT_SECONDS, *waits, MAX_WAIT_SECONDS))
 
 
 def _wanted(facts: Facts, outcomes: Mapping[Action, Outcome]) -> Iterator[Action]:

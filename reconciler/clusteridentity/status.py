@@ -70,7 +70,8 @@ def not_exchanged(problem: str) -> Report:
 
 async def write(context: Context, identity: Obj, report: Report | None, now: datetime) -> None:
     """Write a report, None to remove it. Raises `ApiError` for a retry."""
-    metadata, before = identity["metadata"], identity.get("status") or {}
+    metadata = identity["metadata"]
+    before = identity.get("status") or {}
     conditions = before.get("conditions") or []
     if report is None:
         after = [condition for condition in conditions if condition.get("type") != _CONDITION]

@@ -19,7 +19,7 @@ from reconciler.harvester import tokenexchange
 from reconciler.harvester.tokenexchange import Credentials, ExchangeError, Token
 
 _KIND = HARVESTER_CLUSTER_IDENTITIES.kind
-_LONGEST_NAME = 253
+_MAX_NAME = 253
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def problem_of(key: Key, secret: Obj | None, source: Key) -> str:
         return (
             f"spec.secretRef.name: {source.name} is the name of a renewed token: rename the Secret"
         )
-    if len(key.name) > _LONGEST_NAME:
+    if len(key.name) > _MAX_NAME:
         return f"the name of the identity leaves no room for Secret {key}"
     if secret is not None and not is_ours(secret):
         return f"Secret {key} exists and is not the provider's: delete it"

@@ -135,7 +135,8 @@ async def ensure(client: ApiClient, guest: GuestAccount) -> None:
     if obstacles:
         raise AccountError("; ".join(obstacles))
 
-    key, labels = guest.key, {LABEL: guest.key.name}
+    key = guest.key
+    labels = {LABEL: guest.key.name}
     namespace = {"metadata": {"name": key.namespace}}
     account = {"metadata": {"name": key.name, "namespace": key.namespace, "labels": labels}}
     binding = {"metadata": {"name": key.name, "labels": labels}, **grant(key)}

@@ -50,9 +50,12 @@ from reconciler.harvester.kubeconfig import API_PORT, kubeconfig
 
 MANAGER = "caphv-identity"
 MOVE_LABEL = "clusterctl.cluster.x-k8s.io/move"
-CLUSTER_WIDE_ROLE, POOLS_ROLE = "caphv-account", "caphv-account-pools"
-IMAGES_ROLE, BACKUPS_ROLE = "caphv-account-images", "caphv-account-backups"
-NAMESPACE_ROLE, GUESTS_ROLE = "caphv-account-namespace", "caphv-account-guests"
+CLUSTER_WIDE_ROLE = "caphv-account"
+POOLS_ROLE = "caphv-account-pools"
+IMAGES_ROLE = "caphv-account-images"
+BACKUPS_ROLE = "caphv-account-backups"
+NAMESPACE_ROLE = "caphv-account-namespace"
+GUESTS_ROLE = "caphv-account-guests"
 AVAILABILITY_ROLE = "caphv-identity"
 _RESOURCES = {
     resource.kind: resource
@@ -204,7 +207,8 @@ def problem_of_namespaces(account: Account, bindings: Iterable[Obj]) -> str:
 
     :param bindings: all bindings on Harvester
     """
-    space, own = account.namespace, (account.namespace, account.name)
+    space = account.namespace
+    own = (account.namespace, account.name)
     if space in account.targets:
         return f"namespace {space} is one of targetNamespaces: choose another namespace"
     for obj in bindings:
@@ -372,7 +376,8 @@ def _guests(account: Account, namespace: str, former: list[str]) -> list[Obj]:
 
     :param former: bindings of single clusters, which the account may delete
     """
-    name, group = f"{GUESTS_PREFIX}{namespace}", CLUSTER_ROLES.group
+    name = f"{GUESTS_PREFIX}{namespace}"
+    group = CLUSTER_ROLES.group
     bindings = {"apiGroups": [group], "resources": ["clusterrolebindings"]}
     rules = [
         {**bindings, "resourceNames": [name], "verbs": ["patch"]},

@@ -66,7 +66,7 @@ class ImportRefusals:
         refusal = Refusal(without_trace(error), attempts, self._clock() + delay)
         self._refusals[subject] = refusal
 
-        # Spec and clusters come and go, so the memory must not keep what no one asks for any more.
+        # Spec and clusters come and go, so the memory must not keep what no cluster asks for.
         for key, other in list(self._refusals.items()):
             if self.remaining(other) < -_FORGET_SECONDS:
                 del self._refusals[key]

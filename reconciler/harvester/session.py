@@ -81,7 +81,7 @@ class Session(ClusterWideCaches):
     :param events: callbacks
     :param identity: the Secret of the credentials, for metrics and the log
     :param harvesters: all Harvesters that sessions are connected to, with their shared caches
-    :param fence: called before each write; raises if this process is not the leader any more
+    :param fence: called before each write; raises if this process is no longer the leader
     :param check_address: refuses servers at addresses that the provider must not reach
     :param machines: counts the machines of the account's clusters
     :param claimed: returns whether a machine has or requests an address, or a control plane
@@ -181,7 +181,7 @@ class Session(ClusterWideCaches):
         return self.namespaces[name]
 
     async def unwatch_namespace(self, name: str) -> None:
-        """Close the caches of a target namespace that no cluster uses any more."""
+        """Close the caches of a target namespace that is no longer used."""
         namespace = self.namespaces.pop(name, None)
         for view in namespace.views if namespace else ():
             await self._sharing.close(view)

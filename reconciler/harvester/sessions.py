@@ -32,7 +32,7 @@ class _Use:
 class Sessions:
     """Open a session for its first cluster, and close it after the last.
 
-    :param fence: called before each write; raises if this process is not the leader any more
+    :param fence: called before each write; raises if this process is no longer the leader
     :param check_address: refuses servers at addresses that the provider must not reach
     :param machines_of: counts the machines of a HarvesterCluster
     :param clusters_with: yields the HarvesterClusters with an address: of a machine, or of an
@@ -121,7 +121,8 @@ class Sessions:
 
         former = self._uses.get(cluster)
         if former and former.session is session and former.namespace == namespace:
-            former.identity, former.harvester_uid = identity, harvester_uid
+            former.identity = identity
+            former.harvester_uid = harvester_uid
             return session
 
         # Record the new use before the former one is released. Otherwise a change of the namespace
@@ -222,7 +223,7 @@ class Sessions:
         return session is not None and any(use.session in session.neighbours for use in uses if use)
 
     async def _collect(self, use: _Use) -> None:
-        """Close the session or the caches of the namespace if no cluster uses them any more."""
+        """Close the session or the caches of the namespace if they are no longer used."""
         session = use.session
         if not self.users(session):
             if self._sessions.pop(session.fingerprint, None) is None:

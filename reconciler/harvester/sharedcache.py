@@ -85,7 +85,7 @@ class SharedCache:
             self._on_change({account: None}, Change(self.informer.resource, None, obj))
 
     def leave(self, account: Account) -> bool:
-        """Stop serving an account; return whether no account uses the cache any more."""
+        """Stop serving an account; return whether the cache is no longer used."""
         self.members.pop(account, None)
         return not self.members
 

@@ -79,7 +79,7 @@ class CacheSharing:
         self._announce_switch(view)
 
     async def close(self, view: View) -> None:
-        """Leave the cache of a view that the session does not need any more."""
+        """Leave the cache of a view that the session no longer needs."""
         view.close()
         await view.stop()
         if view.is_shared and self._harvester:

@@ -13,14 +13,14 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _INSTANCE = ("phase", "nodeName", "reason")
 _SIZE = (("currentCPUTopology", ("sockets",)), ("memory", ("guestCurrent",)))
 _CLAIM = ("claimName", "capacity")
-_MOST_VOLUMES = 64
+_MAX_VOLUMES = 64
 _INTERFACE = ("name", "interfaceName", "ipAddress", "ipAddresses")
 # Each address is parsed when the machine is reconciled. A node that announces the addresses of its
 # Services has hundreds of them, and a hostile Harvester sends as many as an event can carry.
-_MOST_INTERFACES = 64
-_MOST_ADDRESSES = 512
-_MOST_DEVICES = 64
-_MOST_RESOURCES = 256
+_MAX_INTERFACES = 64
+_MAX_ADDRESSES = 512
+_MAX_DEVICES = 64
+_MAX_RESOURCES = 256
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 # Prefixes of the labels and annotations by which a provider marks its VMs.
 _MARKS = ("caphv.io/", "guestcluster.harvesterhci.io/", names.MACHINE_TYPE_LABEL)
@@ -108,7 +108,7 @@ def _devices(devices: Obj) -> Obj:
     return {
         name: [
             _kept(device, ("deviceName",))
-            for device in listed[:_MOST_DEVICES]
+            for device in listed[:_MAX_DEVICES]
             if isinstance(device, dict)
         ]
         for name in ("hostDevices", "gpus")
@@ -136,14 +136,14 @@ def _machine_volumes(vmi: Obj) -> list[Obj]:
         if claim and is_machines:
             state = _kept(volume, ("phase", "message"))
             volumes.append({**state, "persistentVolumeClaimInfo": claim})
-    return volumes[:_MOST_VOLUMES]
+    return volumes[:_MAX_VOLUMES]
 
 
 def _interfaces(interfaces: list[Obj]) -> list[Obj]:
     """Return the first interfaces and addresses, with NICs (which have a name) before others."""
     nics_first = sorted(interfaces, key=lambda interface: not interface.get("name"))
-    kept = [_kept(interface, _INTERFACE) for interface in nics_first[:_MOST_INTERFACES]]
-    room = _MOST_ADDRESSES
+    kept = [_kept(interface, _INTERFACE) for interface in nics_first[:_MAX_INTERFACES]]
+    room = _MAX_ADDRESSES
     for interface in kept:
         if addresses := interface.get("ipAddresses"):
             interface["ipAddresses"] = addresses[:room]
@@ -189,7 +189,7 @@ def host(node: Obj) -> Obj:
     metadata = {**_metadata(node, "labels"), "annotations": annotations}
     allocatable = at(node, "status", "allocatable")
     offered = offered_resources(allocatable) if isinstance(allocatable, dict) else {}
-    resources = dict(list(offered.items())[:_MOST_RESOURCES])
+    resources = dict(list(offered.items())[:_MAX_RESOURCES])
     status: Obj = {"allocatable": resources} if resources else {}
     # Without the times, which change with each heartbeat.
     conditions = at(node, "status", "conditions")

@@ -43,7 +43,7 @@ from reconciler.harvester.identityaccount import Account, api_server, published_
 from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
 
 _INGRESS = Key("kube-system", "ingress-expose")
-_MOST_CONFLICTS = 2
+_MAX_CONFLICTS = 2
 _RANCHER_PATH = "/k8s/clusters/"
 
 Connect = Callable[[Kubeconfig], ApiClient]
@@ -181,7 +181,8 @@ async def revoke(connect: Connect, credentials: Credentials, management_cluster:
 
     :param credentials: the renewed token, which names the Secret and its uid
     """
-    token, uid = token_in(credentials), bound_uid(credentials)
+    token = token_in(credentials)
+    uid = bound_uid(credentials)
     key = Key(token.account.namespace, token.bound)
     if not uid or not key.name.startswith(BOUND_PREFIX):
         return
@@ -197,7 +198,7 @@ async def revoke(connect: Connect, credentials: Credentials, management_cluster:
 
 async def _delete(client: ApiClient, key: Key, uid: str) -> None:
     """Delete a Secret by its uid, again if something else has written to it meanwhile."""
-    for _ in range(_MOST_CONFLICTS):
+    for _ in range(_MAX_CONFLICTS):
         with contextlib.suppress(Conflict):
             await client.delete(SECRETS, key.name, key.namespace, uid=uid)
             return
@@ -391,7 +392,8 @@ async def _kubeconfig(
     client: ApiClient, credentials: Credentials, token: str, renewal: Renewal, account: Key
 ) -> str:
     """Return the kubeconfig with a token, for a server that accepts tokens of ServiceAccounts."""
-    access, server = credentials.access, renewal.server
+    access = credentials.access
+    server = renewal.server
     if not server and urlsplit(access.server).path.startswith(_RANCHER_PATH):
         # Rancher's proxy accepts Rancher's tokens only.
         service = None

@@ -70,7 +70,7 @@ class View:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the session does not need the collection any more."""
+        """Whether the session no longer needs the collection."""
         return self._closed.is_set()
 
     def close(self) -> None:

@@ -40,11 +40,11 @@ from caphv.api.ownership import (
 )
 from caphv.api.virtualmachine import cloud_init_secret_name, is_machine_pvc
 from caphv.runtime.errors import NotFound
-from reconciler.machine.ipaddress import adopt_address
+from reconciler.blocked import Blocked
+from reconciler.machine.addresses.entries import adopt_addresses
 from reconciler.machine.labelling import label_patch
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmclaims import boot_claims
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 # After a migration from the Go provider, annotations are written on machines over so many seconds.
@@ -267,7 +267,8 @@ async def _adopt_belongings(scope: MachineScope, vm: Obj, old_record: dict[str, 
     Raises `Conflict` if the Secret is modified concurrently. The VM still has its old record then,
     so the retry repeats all steps.
     """
-    client, namespace = scope.session().client, scope.namespace()
+    client = scope.session().client
+    namespace = scope.namespace()
     # A disk of a restored backup does not have the name of a machine's disk, but the VM lists it.
     listed = boot_claims(vm)
     for claim in namespace.claims.store:
@@ -285,7 +286,7 @@ async def _adopt_belongings(scope: MachineScope, vm: Obj, old_record: dict[str, 
         if old_record.items() <= annotations_of(secret).items():
             patch = _record_patch(scope, secret)
             await client.patch(SECRETS, name, scope.target_namespace, patch)
-    await adopt_address(scope, old_record.get(names.OWNER_CLUSTER_ANNOTATION, ""))
+    await adopt_addresses(scope, old_record.get(names.OWNER_CLUSTER_ANNOTATION, ""))
 
 
 def _record_patch(scope: MachineScope, obj: Obj) -> Obj:

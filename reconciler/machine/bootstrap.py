@@ -19,6 +19,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, NotFound
 from caphv.runtime.text import off_loop
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.machine import cloudinit, talos
 from reconciler.machine.cloudinityaml import CloudInitError
 from reconciler.machine.guest import guest_config
@@ -28,7 +29,6 @@ from reconciler.machine.network import Network, StaticAddress, dhcp_interfaces
 from reconciler.machine.networkdata import networkdata
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vminputs import template_advice
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 # Seconds until a Secret on Harvester, which nothing watches, is read again.
@@ -140,7 +140,7 @@ async def ensure_secret(
     try:
         await client.create(SECRETS, secret)
     except AlreadyExists:
-        # An earlier attempt that did not create the VM has left the Secret, perhaps with outdated
+        # An earlier attempt that did not create the VM may have left the Secret with outdated
         # content.
         existing = await client.get(SECRETS, secret["metadata"]["name"], scope.target_namespace)
         is_foreign = ownership_of(existing, scope.owner) is Ownership.FOREIGN

@@ -1,8 +1,24 @@
 """Reconcile one HarvesterMachine from bootstrap data to an initialized Node, or delete it.
 
-`MachineReconciler._reconcile`, `_provide_vm` and `_complete` run the steps in order. Each step is
-idempotent. A step raises `Blocked` to end the reconcile until its trigger requeues the machine, and
-`ApiError` or `Unreachable` for a retry with back-off.
+The life of a machine, in this order (modules of this package):
+
+1. Pause: nothing happens, except that a machine whose cluster is parked may adopt its VM.
+2. `handover`: the older of two control plane machines waits for the load balancer.
+3. The Cluster's infrastructure is provisioned, and the machine gets its finalizer.
+4. `ensurevm`: find the VM, adopt it, or create it (`create`): `vminputs`, `quota`, `bootstrap`,
+   `addresses`, `vm`.
+5. `node`: a Node that exists already is initialized before the VM reports anything.
+6. `inplace`: the VM follows an update in place; `status` reports drift. A new machine does this
+   after step 8.
+7. `running`: wait until the VM runs and has an address.
+8. `node`: set the providerID.
+9. The machine is ready; `node` sets taint, zone and region of its Node.
+10. `deletion`: etcd member, VM, disks, Secret, addresses; then IPAddressClaims and the finalizer.
+
+Each step is idempotent. A step raises `Blocked` to end the reconcile until its trigger requeues the
+machine, and `ApiError` or `Unreachable` for a retry with back-off. A failed machine is not
+repaired: it reports why, and its owner replaces it. Machines leave hosts in maintenance in the
+reconcile of their cluster (`reconciler.cluster.evacuation`).
 """
 
 from __future__ import annotations
@@ -16,19 +32,20 @@ from caphv.runtime import logs
 from caphv.runtime.controller import Result
 from caphv.runtime.errors import Forbidden, Invalid, NotFound, RequestError
 from reconciler import metrics
+from reconciler.blocked import Blocked
 from reconciler.context import Context
+from reconciler.machine.addresses.ipamclaims import release_address_claims
 from reconciler.machine.adoption import adopt_or_refuse, ensure_vm_proof
-from reconciler.machine.claimedaddresses import release_claims
-from reconciler.machine.create import ensure_vm
 from reconciler.machine.deletion import delete_machine
+from reconciler.machine.ensurevm import ensure_vm
 from reconciler.machine.handover import ensure_handover
-from reconciler.machine.inplace import update_in_place
+from reconciler.machine.inplace import follow_update
 from reconciler.machine.node import initialize_node, set_provider_id
+from reconciler.machine.report import report_drift
 from reconciler.machine.running import wait_for_running_vm
 from reconciler.machine.scope import MachineScope
-from reconciler.machine.status import report_drift
 from reconciler.memory import GRACE_SECONDS
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Watched
 
 _FINALIZERS = frozenset({names.MACHINE_FINALIZER, names.LEGACY_MACHINE_FINALIZER})
@@ -41,6 +58,13 @@ _ADOPT_SECONDS = 60.0
 def _is_provisioned(scope: MachineScope) -> bool:
     """Return whether the machine was ever ready."""
     return bool(scope.draft.fields.get("initialization"))
+
+
+async def _follow_spec(scope: MachineScope, vm: Obj, vmi: Obj | None) -> Obj:
+    """Let the VM follow an update in place, report drift, and return the VM."""
+    vm, refusal = await follow_update(scope, vm, vmi)
+    report_drift(scope, vm, vmi, refusal)
+    return vm
 
 
 class MachineReconciler:
@@ -174,16 +198,18 @@ class MachineReconciler:
         :param node_failed: whether the early initialization of the Node has failed in this
             reconcile
         """
-        if _is_provisioned(scope):
-            vm, refusal = await update_in_place(scope, vm, vmi)
+        was_provisioned = _is_provisioned(scope)
+        if was_provisioned:
             # Report drift before a step may end this reconcile, because an edit of the VM may be
             # the reason why it does not run.
-            report_drift(scope, vm, vmi, refusal)
+            vm = await _follow_spec(scope, vm, vmi)
         if not await wait_for_running_vm(scope, vm, vmi):
             return  # the machine stays ready, and its status stays as it was
 
         provider_id = await set_provider_id(scope, vm, vmi or {})
-        await self._report_ready(scope, vm, vmi)
+        if not was_provisioned:
+            vm = await _follow_spec(scope, vm, vmi)
+        await self._report_ready(scope)
         await ensure_vm_proof(scope, vm)
         if not node_failed:
             # An initialized Node needs this, too, because its zone follows the VM to another host.
@@ -222,18 +248,15 @@ class MachineReconciler:
             return error
         return None
 
-    async def _report_ready(self, scope: MachineScope, vm: Obj, vmi: Obj | None) -> None:
+    async def _report_ready(self, scope: MachineScope) -> None:
         """Set the conditions of a machine with a running VM. Write them at once if it was unready.
 
         Needs the providerID, because Cluster API considers no machine provisioned without it.
         """
         was_ready = bool(scope.draft.fields.get("ready"))
-        if not _is_provisioned(scope):
-            vm, refusal = await update_in_place(scope, vm, vmi)
-            report_drift(scope, vm, vmi, refusal)
-            if scope.memory.vm_created_at is not None:
-                seconds = time.monotonic() - scope.memory.vm_created_at
-                metrics.MACHINE_CREATION_SECONDS.observe(seconds)
+        if not _is_provisioned(scope) and scope.memory.vm_created_at is not None:
+            seconds = time.monotonic() - scope.memory.vm_created_at
+            metrics.MACHINE_CREATION_SECONDS.observe(seconds)
 
         for condition in (
             ConditionType.VM_PROVISIONING_READY,
@@ -267,7 +290,7 @@ class MachineReconciler:
             return  # our part of the deletion is complete, and other finalizers keep the object
 
         await delete_machine(scope)
-        await release_claims(scope)
+        await release_address_claims(scope)
         try:
             await self._context.remove_finalizer(
                 self._context.caches.harvester_machines, scope.obj, *_FINALIZERS
@@ -288,7 +311,7 @@ class MachineReconciler:
         return MachineScope(self._context, obj, machine, cluster, harvester_cluster, draft)
 
     def _report(self, scope: MachineScope, blocked: Blocked) -> None:
-        """Set the conditions of a machine that waits, with an Event if a user has to act."""
+        """Set the conditions of a machine that waits, with the Event of `Blocked.warn`."""
         draft = scope.draft
         # A VM keeps running while Harvester's API is unreachable, so Cluster API must not consider
         # the machine broken.
@@ -302,7 +325,7 @@ class MachineReconciler:
 
         vm_lost = blocked.reason == Reason.MACHINE_NOT_FOUND
         if vm_lost and draft.has(ConditionType.VM_UP_TO_DATE):
-            # The VM cannot be compared with the spec any more.
+            # The VM can no longer be compared with the spec.
             draft.set_unknown(ConditionType.VM_UP_TO_DATE, blocked.reason, blocked.message)
         if not blocked.unknown:
             draft.set_ready(ready=False)

@@ -1,8 +1,4 @@
-"""Adopt the machine's VM, or create it with its cloud-init Secret.
-
-A lost VM is never recreated. Its disks, etcd member and Node are lost, and a new VM with the old
-providerID would look like the old VM. The machine reports the loss, and its owner replaces it.
-"""
+"""Create the VM of a machine, after everything that the VM needs."""
 
 from __future__ import annotations
 
@@ -16,14 +12,15 @@ from caphv.api.release import hotplug_obstacle
 from caphv.api.virtualmachine import READ_WRITE_MANY
 from caphv.runtime.errors import AlreadyExists, Conflict, Forbidden, Invalid, RequestError
 from reconciler import metrics
-from reconciler.machine.addressstate import report_addresses
-from reconciler.machine.adoption import adopt_or_refuse, vm_lost
+from reconciler.machine.addresses.interfaces import ensure_pool_addresses
+from reconciler.machine.addresses.ipamclaims import (
+    confirm_address_claims,
+    ensure_address_claims,
+)
+from reconciler.machine.addresses.pool import ensure_address
+from reconciler.machine.adoption import adopt_or_refuse
 from reconciler.machine.bootstrap import bootstrap_data, ensure_secret
-from reconciler.machine.claimedaddresses import check_claims, confirm_claims, ensure_claims
-from reconciler.machine.ipaddress import ensure_address, restore_address
-from reconciler.machine.labelling import ensure_labels
 from reconciler.machine.network import Dhcp
-from reconciler.machine.pooladdresses import ensure_pool_addresses, restore_pool_addresses
 from reconciler.machine.quota import REFUSED_SECONDS, check_quota, handle_refusal, record_free_quota
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.validation import InvalidSpecError
@@ -33,41 +30,10 @@ from reconciler.machine.vminputs import offered_modes, require_inputs
 from reconciler.triggers import Delay
 
 
-async def ensure_vm(scope: MachineScope) -> Obj:
-    """Return the machine's VM, after creating it if it never existed.
+async def create_vm(scope: MachineScope) -> Obj:
+    """Reserve the addresses of a machine, write its cloud-init Secret, and create its VM.
 
-    Needs the infrastructure of the cluster. Adopts and labels an existing VM, and reserves its
-    address again if needed. Reserves an address before it creates a VM. Raises `Blocked` if the VM
-    is lost, belongs to another owner, or cannot be created yet.
-    """
-    vm = await _find_vm(scope)
-    if vm is None:
-        return await _create_vm(scope)
-
-    vm = await adopt_or_refuse(scope, vm)
-    vm = await ensure_labels(scope, vm)
-    states = [await restore_address(scope), check_claims(scope)]
-    report_addresses(scope, [*states, await restore_pool_addresses(scope)])
-    return vm
-
-
-async def _find_vm(scope: MachineScope) -> Obj | None:
-    """Return the existing VM, None if it never existed. Raises `Blocked` if it is lost."""
-    vm = scope.namespace().vms.get(scope.target_namespace, scope.name)
-    had_vm = scope.spec.get("providerID") or scope.draft.is_true(ConditionType.MACHINE_CREATED)
-    if vm is not None or not had_vm:
-        return vm
-
-    # Ask Harvester before the machine is reported as lost, because the cache may lag behind.
-    scope.current_namespace()
-    vm = await scope.live_vm()
-    if vm is None:
-        raise vm_lost(scope)
-    return vm
-
-
-async def _create_vm(scope: MachineScope) -> Obj:
-    """Create the VM, in steps that can be repeated.
+    All steps can be repeated.
 
     Raises `Blocked` while a step waits, for example for an image, an address or bootstrap data.
     """
@@ -76,14 +42,14 @@ async def _create_vm(scope: MachineScope) -> Obj:
     inputs = require_inputs(scope)
     check_quota(scope)
     bootstrap = await bootstrap_data(scope)
-    claimed = await ensure_claims(scope)
+    claimed = await ensure_address_claims(scope)
     network = await ensure_address(scope)
     pooled = await ensure_pool_addresses(scope)
     if claimed or pooled or not isinstance(network, Dhcp):
         scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
     await ensure_secret(scope, network, bootstrap, [*claimed, *pooled])
     inputs = replace(inputs, offered=await offered_modes(scope, inputs))
-    await confirm_claims(scope, claimed)
+    await confirm_address_claims(scope, claimed)
     return await _request_vm(scope, inputs)
 
 
@@ -115,7 +81,8 @@ async def _request_vm(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:
     Raises `Blocked` if Harvester refuses the VM, `ApiError` and `Unreachable` for a retry.
     """
     metrics.MACHINE_CREATE.inc()
-    namespace, client = scope.namespace(), scope.session().client
+    namespace = scope.namespace()
+    client = scope.session().client
     key = Key(scope.target_namespace, scope.name)
     try:
         vm = await client.create(resources.VIRTUAL_MACHINES, virtual_machine(inputs))

@@ -13,17 +13,17 @@ from caphv.api.ownership import Ownership, ownership_of, recorded_owner
 from caphv.api.virtualmachine import cloud_init_secret_name
 from caphv.runtime.errors import NotFound
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.harvester.views import TargetNamespace
+from reconciler.machine.addresses.entries import release_addresses
+from reconciler.machine.addresses.ipamclaims import describe_released
 from reconciler.machine.adoption import VmOwner, owner_of_vm
-from reconciler.machine.claimedaddresses import describe_released
 from reconciler.machine.diskdeletion import delete_disks
 from reconciler.machine.etcd import remove_etcd_member
 from reconciler.machine.guestinterfaces import recorded_addresses
-from reconciler.machine.ipaddress import release_address
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmbackup import back_up_replaced
 from reconciler.machine.vmdeletion import delete_vm
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 # Seconds that the cluster gets to record what its guest created.
@@ -36,10 +36,10 @@ async def delete_machine(scope: MachineScope) -> None:
     If a VM with the machine's name belongs to another owner, it stays, with its disks and address.
     Raises `Blocked` while an object of the machine exists, or may exist.
     """
-    if _has_no_objects(scope) or _force_delete(scope):
+    if _is_unused_orphan(scope) or _force_delete(scope):
         return
 
-    namespace = scope.current_namespace()
+    namespace = scope.require_current_namespace()
     vm = namespace.vms.get(scope.target_namespace, scope.name)
     if vm is None and scope.memory.vm_deleted_at is None:
         # The cache may lag behind, and a VM that is missed here would stay forever.
@@ -62,8 +62,8 @@ async def delete_machine(scope: MachineScope) -> None:
 
     # Release the address last, so that no other machine gets it while this guest runs. Check the
     # caches again, because Harvester may have become unreachable meanwhile.
-    scope.current_namespace()
-    await release_address(scope, foreign_vm=not is_ours)
+    scope.require_current_namespace()
+    await release_addresses(scope, foreign_vm=not is_ours)
 
 
 def _require_recorded_guest(scope: MachineScope) -> None:
@@ -100,8 +100,10 @@ async def _wait_for_stop(scope: MachineScope, namespace: TargetNamespace) -> Non
         raise scope.in_progress(message, Watched.VM)
 
 
-def _has_no_objects(scope: MachineScope) -> bool:
-    """Return whether nothing was ever created on Harvester."""
+def _is_unused_orphan(scope: MachineScope) -> bool:
+    """Return whether a machine without a HarvesterCluster shows no trace of an object."""
+    # With a HarvesterCluster, Harvester itself is read, because an object whose creation was not
+    # answered leaves no trace in the status.
     traces = (ConditionType.MACHINE_CREATED, ConditionType.VM_IP_ALLOCATED)
     return (
         not scope.spec.get("providerID")
@@ -177,7 +179,8 @@ def _connection_problem(scope: MachineScope) -> str:
 
 async def _delete_secret(scope: MachineScope) -> None:
     """Delete the cloud-init Secret, unless it belongs to another owner."""
-    client, name = scope.session().client, cloud_init_secret_name(scope.name)
+    client = scope.session().client
+    name = cloud_init_secret_name(scope.name)
     try:
         # Another machine of the name may have its Secret there since this machine's was deleted.
         secret = await client.get(SECRETS, name, scope.target_namespace)

@@ -8,10 +8,10 @@ from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, being_deleted
 from caphv.api.ownership import Ownership, ownership_of
 from caphv.api.virtualmachine import claims_of, is_machine_pvc
 from caphv.runtime.errors import NotFound
+from reconciler.blocked import Blocked
 from reconciler.harvester.views import TargetNamespace
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmclaims import own_claims
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Trigger, Watched
 
 # Harvester gets so many seconds to delete the disks that it should delete with a VM.

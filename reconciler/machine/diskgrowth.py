@@ -27,7 +27,7 @@ _DISKS = ("spec", "template", "spec", "domain", "devices", "disks")
 _REQUEST = ("spec", "resources", "requests", "storage")
 _READY = "Ready"
 _MIGRATION = "Migration"
-_LONGEST = 256
+_MAX_DETAIL = 256
 
 
 def classes_of(vm: Obj) -> list[str]:
@@ -150,7 +150,8 @@ def larger_disks(vm: Obj, expected: Obj) -> Obj:
     templates = template_objects(vm)
     is_changed = False
     for index, template in enumerate(templates):
-        size, present = wanted.get(at(template, "metadata", "name")), _bytes(_size(template))
+        size = wanted.get(at(template, "metadata", "name"))
+        present = _bytes(_size(template))
         # Users write the annotation, too.
         if present and _bytes(size) > present:
             templates[index] = _with_size(template, size)
@@ -198,7 +199,8 @@ def added_disks(vm: Obj, expected: Obj) -> Obj:
 
 def missing_templates(vm: Obj, expected: Obj) -> list[Obj]:
     """Return the claims of the machine's disks that a VM lacks."""
-    disks, templates = machine_disks(vm), template_objects(expected)
+    disks = machine_disks(vm)
+    templates = template_objects(expected)
     present = {disk.index for disk in disks}
     if None in present:
         # Harvester gives the disks of a restored VM other names.
@@ -224,10 +226,11 @@ def pending_disks(vm: Obj, vmi: Obj | None, volumes: Sequence[Obj]) -> Iterator[
         index = position if disk.index is None else disk.index
         if index >= len(volumes):
             continue
-        volume, state = volumes[index], states.get(disk.claim)
+        volume = volumes[index]
+        state = states.get(disk.claim)
         if disk.hotplugged and at(state, "phase") != _READY:
             detail = str(at(state, "message") or at(state, "phase") or "not seen yet")
-            yield f"volumes[{index}] is being attached ({plain(detail, _LONGEST)})"
+            yield f"volumes[{index}] is being attached ({plain(detail, _MAX_DETAIL)})"
             continue
 
         capacity = at(state, "persistentVolumeClaimInfo", "capacity", "storage")

@@ -23,7 +23,7 @@ from reconciler.machine.diskgrowth import (
     larger_disks,
     missing_templates,
 )
-from reconciler.machine.drift import drift
+from reconciler.machine.drift import DISKS, drift
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmclaims import machine_disks
 
@@ -31,8 +31,7 @@ CANNOT_GROW = "disks of the VM cannot grow"
 CANNOT_BE_ADDED = "the VM cannot get disks"
 # No watch reports a StorageClass that a user corrects, or a right.
 _RECHECK_SECONDS = 600.0
-_DISKS_DIFFER = "disks is "
-_LONGEST = 512
+_MAX_DIFFERENCE = 512
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,8 @@ def disk_difference(vm: Obj, expected: Obj) -> str:
     """
     larger = _patched(vm, larger_disks(vm, expected))
     complete = _patched(larger, added_disks(larger, expected))
-    differences = [text for text in drift(expected, complete) if text.startswith(_DISKS_DIFFER)]
-    return plain("; ".join(differences), _LONGEST)
+    differences = [text for text in drift(expected, complete) if text.startswith(f"{DISKS} is ")]
+    return plain("; ".join(differences), _MAX_DIFFERENCE)
 
 
 async def addition_refusals(scope: MachineScope, vm: Obj, expected: Obj) -> AsyncIterator[str]:

@@ -22,24 +22,27 @@ from reconciler.machine.placement import as_harvester_keeps, without_requirement
 from reconciler.machine.vm import can_grow
 from reconciler.machine.vmclaims import ClaimTemplate, claim_templates, machine_disks
 
+DISKS = "disks"
+"""Name of the field that differs if disks do."""
+
 _STARTED = ("Always", "RerunOnFailure")
 # If an overlay network has DHCP, Harvester's admission has replaced the bridge of an interface by
 # this binding since 1.8.
 _MANAGED_TAP = "managedtap"
 
 
-def drift(expected: Obj, actual: Obj, domain: Obj | None = None) -> tuple[str, ...]:
+def drift(expected: Obj, actual: Obj, requirement: Obj | None = None) -> tuple[str, ...]:
     """Name each field in which a VM differs from the expected one, with both values.
 
     :param expected: the VM of `virtual_machine`
     :param actual: the VM on Harvester
-    :param domain: the requirement of the failure domain, which a VM may have as a requirement or as
-        a preference
+    :param requirement: that of the failure domain, which a VM may have as a requirement or as a
+        preference
     """
     return (
         *_field_differences(expected, actual),
         *hostresources.differences(_instance_spec(expected), _instance_spec(actual)),
-        *_affinity_differences(expected, actual, domain),
+        *_affinity_differences(expected, actual, requirement),
     )
 
 
@@ -50,7 +53,7 @@ def _field_differences(expected: Obj, actual: Obj) -> Iterator[str]:
         # Harvester may reduce the memory of a guest that the provider does not let grow.
         del expected_fields["guest memory"]
 
-    for expected_disk, disk in zip(expected_fields["disks"], actual_fields["disks"], strict=False):
+    for expected_disk, disk in zip(expected_fields[DISKS], actual_fields[DISKS], strict=False):
         if disk.pop("hotplugged", False):
             expected_disk.pop("bus")
         if "storageClass" not in expected_disk:
@@ -66,7 +69,7 @@ def _instance_spec(vm: Obj) -> Obj:
     return dict_at(vm, "spec", "template", "spec")
 
 
-def _affinity_differences(expected: Obj, actual: Obj, domain: Obj | None) -> Iterator[str]:
+def _affinity_differences(expected: Obj, actual: Obj, requirement: Obj | None) -> Iterator[str]:
     """Name the affinities that lack rules. Additional rules of the VM are no difference."""
     path = ("spec", "template", "spec", "affinity")
     expected_rules = dict_at(expected, *path)
@@ -76,9 +79,9 @@ def _affinity_differences(expected: Obj, actual: Obj, domain: Obj | None) -> Ite
     expected_node_rules = as_harvester_keeps(expected_rules.get("nodeAffinity") or {})
     node_rules = rules.get("nodeAffinity") or {}
 
-    if domain:
-        expected_node_rules, _ = without_requirement(expected_node_rules, domain)
-        node_rules, has_domain = without_requirement(node_rules, domain)
+    if requirement:
+        expected_node_rules, _ = without_requirement(expected_node_rules, requirement)
+        node_rules, has_domain = without_requirement(node_rules, requirement)
         if not has_domain:
             yield "nodeAffinity lacks the failure domain of the machine"
     if not _covers(node_rules, expected_node_rules):
@@ -109,7 +112,7 @@ def _view(vm: Obj) -> Obj:
         "guest memory": quantity(at(domain, "memory", "guest")),
         "networks": [_network(vm, entry) for entry in spec.get("networks") or ()],
         "interfaces": [_interface(entry) for entry in devices.get("interfaces") or ()],
-        "disks": _disks(vm, spec, devices),
+        DISKS: _disks(vm, spec, devices),
         "firmware": _firmware(domain),
         "TPM": _tpm(devices),
         f"label {names.MACHINE_TYPE_LABEL}": at(
@@ -171,22 +174,19 @@ def _disks(vm: Obj, spec: Obj, devices: Obj) -> list[dict[str, Any]]:
         if source.get("hotpluggable"):
             continue
         template = templates.get(source.get("claimName", ""))
-        result.append(_disk(disks.get(volume["name"]) or {}, template))
+        result.append(_comparable_disk(disks.get(volume["name"]) or {}, template))
         claims = len(result) if source else claims
 
     result[claims:claims] = [
-        {**_disk({}, templates.get(disk.claim)), "hotplugged": True} for disk in hotplugged
+        {**_comparable_disk({}, templates.get(disk.claim)), "hotplugged": True}
+        for disk in hotplugged
     ]
     return result
 
 
-def _disk(disk: Obj, template: ClaimTemplate | None) -> dict[str, Any]:
-    """Return the fields of a disk and its claim to compare, without fields that are not set."""
-    device: Obj = {}
-    for kind in ("disk", "cdrom", "lun"):
-        if kind in disk:
-            device = disk[kind]
-            break
+def _comparable_disk(disk: Obj, template: ClaimTemplate | None) -> dict[str, Any]:
+    """Return the comparable fields of a disk and its claim template, omitting unset ones."""
+    device: Obj = next((disk[kind] for kind in ("disk", "cdrom", "lun") if kind in disk), {})
     fields: dict[str, Any] = {"bus": device.get("bus"), "bootOrder": disk.get("bootOrder")}
     if template:
         fields |= {

@@ -1,7 +1,7 @@
 """Remove the etcd member of a control plane machine before its VM is deleted.
 
 A member without a machine still counts for the quorum. After two such losses, a cluster of three
-members cannot write any more. The control plane providers of RKE2, kubeadm and Talos remove members
+members can no longer write. The control plane providers of RKE2, kubeadm and Talos remove members
 themselves, and so does Rancher. RKE2 removes the member with the Node, so this module only verifies
 that none is left, for correct metrics and alerts. For Machines of other providers, or of none, it
 runs `etcdctl` in an etcd Pod on another node.
@@ -103,7 +103,7 @@ def _is_due(scope: MachineScope) -> bool:
         return False
     if not scope.draft.is_true(ConditionType.MACHINE_CREATED):
         return False
-    # Members do not matter any more while the whole cluster is deleted.
+    # Members do not matter while the whole cluster is deleted.
     if cluster is None or being_deleted(cluster):
         return False
     if harvester_cluster is None or being_deleted(harvester_cluster):

@@ -19,7 +19,7 @@ from reconciler.machine.placement import admits_host, as_harvester_keeps
 from reconciler.machine.vm import can_grow
 
 _AFFINITIES = ("nodeAffinity", "workloadAffinity")
-_LARGEST_RULES = 16 * 1024
+_MAX_RULES_BYTES = 16 * 1024
 _DOMAIN = ("spec", "template", "spec", "domain")
 
 
@@ -127,7 +127,7 @@ def _has_target(vm: Obj, vmi: Obj, hosts: Iterable[Obj]) -> bool:
     source = at(vmi, "status", "nodeName")
     rules = dict_at(vm, "spec", "template", "spec", "affinity", "nodeAffinity")
     # A hostile Harvester must not make the comparison with all its hosts expensive.
-    rules = as_harvester_keeps(rules) if len(orjson.dumps(rules)) <= _LARGEST_RULES else {}
+    rules = as_harvester_keeps(rules) if len(orjson.dumps(rules)) <= _MAX_RULES_BYTES else {}
     return any(
         host["metadata"]["name"] != source and accepts_machines(host) and admits_host(rules, host)
         for host in hosts

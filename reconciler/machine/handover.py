@@ -26,13 +26,13 @@ from caphv.api.object import (
     owner_reference,
 )
 from caphv.runtime.errors import Forbidden, NotFound
+from reconciler.blocked import Blocked
 from reconciler.harvester.healthcheck import seconds_to_serve
 from reconciler.machine.scope import MachineScope
-from reconciler.status import Blocked
 
 log = logging.getLogger(__name__)
 
-LONGEST_WAIT_SECONDS = 60.0
+MAX_WAIT_SECONDS = 60.0
 """A deletion waits so many seconds for the load balancer after the health check is due."""
 # Seconds between two checks of a load balancer that does not serve the newer machine yet.
 _RECHECK_SECONDS = 1.0
@@ -54,7 +54,9 @@ async def ensure_handover(scope: MachineScope) -> None:
         return  # Cluster API may be draining the Node already
 
     newer = _replacement(scope, machine)
-    needs_hook = newer is not None and not (is_leaving and _may_leave(scope, newer))
+    needs_hook = newer is not None
+    if newer is not None and is_leaving:
+        needs_hook = not _wait_for_balancer(scope, newer)
     if needs_hook == has_hook:
         return
 
@@ -109,8 +111,11 @@ def _creation_order(machine: Obj) -> tuple[str, str]:
     return str(machine["metadata"].get("creationTimestamp") or ""), str(machine["metadata"]["name"])
 
 
-def _may_leave(scope: MachineScope, newer: Obj) -> bool:
-    """Return whether the load balancer serves the newer machine, or the wait was long enough."""
+def _wait_for_balancer(scope: MachineScope, newer: Obj) -> bool:
+    """Return whether the load balancer serves the newer machine, or the wait was long enough.
+
+    Otherwise requeues the machine. Reports the begin of the wait, and a wait that timed out.
+    """
     current_time = time.monotonic()
     seconds_to_probe = seconds_to_serve(scope.cluster_spec) + _MARGIN_SECONDS
     if scope.memory.handover_since is None:
@@ -128,7 +133,7 @@ def _may_leave(scope: MachineScope, newer: Obj) -> bool:
     problem = _problem(scope, newer)
     if not problem:
         return True
-    if waited < seconds_to_probe + LONGEST_WAIT_SECONDS:
+    if waited < seconds_to_probe + MAX_WAIT_SECONDS:
         scope.requeue_in(_RECHECK_SECONDS)
         return False
     message = f"leaves although the endpoint may be lost: {problem}"

@@ -21,14 +21,14 @@ from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
 
 # Harvester names a checksum of 128 digits if it differs from that of the file.
-_LONGEST_REASON = 512
+_MAX_REASON = 512
 # Harvester's messages contain the URL: its user information is a password, and its query may have a
 # signature that grants a download.
 _USER = re.compile(r"(?<=://)[^/\s?#]*@")
 _QUERY = re.compile(r"(?<=\S)[?#]\S+")
 # The checksum of what was downloaded would tell users about content that they cannot read.
 _ACTUAL = re.compile(r"(actual checksum:?\s+)[0-9a-fA-F]{16,}")
-_LONGEST_MESSAGE = 4096
+_MAX_MESSAGE = 4096
 # Each new message causes a write of the status of every waiting machine.
 PROGRESS_STEP = 10
 
@@ -190,8 +190,8 @@ def redacted(text: str) -> str:
         content = query[0].rstrip("\"':,;.)")
         return f"{query[0][0]}…{query[0][len(content) :]}"
 
-    text = _USER.sub("", plain(text, _LONGEST_MESSAGE))
-    return plain(_ACTUAL.sub(r"\1…", _QUERY.sub(shorten, text)), _LONGEST_REASON)
+    text = _USER.sub("", plain(text, _MAX_MESSAGE))
+    return plain(_ACTUAL.sub(r"\1…", _QUERY.sub(shorten, text)), _MAX_REASON)
 
 
 def _verified_checksum(image: Obj) -> str:

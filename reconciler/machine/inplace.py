@@ -1,4 +1,8 @@
-"""Change a running VM, while Cluster API updates its machine in place."""
+"""Change a running VM, while Cluster API updates its machine in place.
+
+Whether Cluster API updates a machine or replaces it is decided before: `caphv.api.livechanges` has
+the rules, and `reconciler.extension.hooks` answers Cluster API.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +37,8 @@ from reconciler.machine.vminputs import inputs_of, offered_modes
 
 _RETRY_SECONDS = 60.0
 _AFFINITY = ("spec", "template", "spec", "affinity")
+_CANNOT_GROW = "the VM cannot grow"
+_DISKS = "the disks of its machine"
 _UNKNOWN = "Harvester does not answer what is needed to decide"
 
 
@@ -41,44 +47,72 @@ def is_update_in_progress(machine: Obj) -> bool:
     return names.UPDATE_IN_PROGRESS_ANNOTATION in annotations_of(machine)
 
 
-async def update_in_place(scope: MachineScope, vm: Obj, vmi: Obj | None) -> tuple[Obj, str]:
-    """Write what a running VM can follow to the VM; return the VM, and why it cannot follow.
+async def follow_update(scope: MachineScope, vm: Obj, vmi: Obj | None) -> tuple[Obj, str]:
+    """Let a running VM follow an update in place; return the VM, and why it cannot follow.
 
     Affinities change, a VM that can grow gets CPU and memory of the spec, and disks become larger
-    or are added. Sets condition `VMCanGrow` of a machine with maxima, and the conditions of disks
-    where machines are updated in place. Changes nothing unless Cluster API updates the machine.
-    Raises `Conflict`, `ApiError` and `Unreachable` for a retry.
+    or are added. Nothing is written unless Cluster API updates the machine. Sets the conditions of
+    what the VM could follow. Raises `Conflict`, `ApiError` and `Unreachable` for a retry.
     """
-    grows = has_maxima(scope.spec)
-    obstacle = growth_obstacle(vm, vmi, scope.session().hosts.store) if grows else ""
-    message = f"the VM cannot grow: {obstacle}"
+    obstacle = ""
+    if has_maxima(scope.spec):
+        obstacle = growth_obstacle(vm, vmi, scope.session().hosts.store)
+    is_updating = is_update_in_progress(scope.obj)
     disks: DiskObstacles | None = None
-    if scope.context.updates_in_place or is_update_in_progress(scope.obj):
+    if scope.context.updates_in_place or is_updating:
         disks = await disk_obstacles(scope, vm, vmi)
 
     refusals: list[str] = []
-    if disks and is_update_in_progress(scope.obj) and (expected := await _expected_vm(scope, vm)):
-        growth = growth_patch(vm, expected) if grows else {}
-        if growth and obstacle:
-            growth = {}
-            refusals.append(message)
+    if disks and is_updating and (expected := await _expected_vm(scope, vm)):
         # Harvester may refuse one change, for example because of a quota, and accept another.
-        vm = await _write(scope, vm, _merge_affinity(growth, vm, expected), refusals)
-        waits = grows and _lacks_size(vm, vmi, expected)
+        vm = await _change_size(scope, vm, expected, refusals, obstacle=obstacle)
+        waits = has_maxima(scope.spec) and _lacks_size(vm, vmi, expected)
         vm = await _change_disks(scope, vm, expected, disks, refusals, waits=waits)
         if refusals:
             # No watch of this machine reports a host that accepts VMs again, a larger quota or a
             # StorageClass.
             scope.requeue_in(_RETRY_SECONDS)
 
-    if not grows:
+    _report_growth(scope, obstacle)
+    report_disks(scope, disks)
+    return vm, "; ".join(refusals)
+
+
+def _report_growth(scope: MachineScope, obstacle: str) -> None:
+    """Set condition `VMCanGrow` of a machine with maxima.
+
+    :param obstacle: why the VM cannot grow, empty if it can
+    """
+    if not has_maxima(scope.spec):
         scope.draft.drop(ConditionType.VM_CAN_GROW)
     elif obstacle:
+        message = f"{_CANNOT_GROW}: {obstacle}"
         scope.draft.set_false(ConditionType.VM_CAN_GROW, Reason.VM_CANNOT_GROW, message)
     else:
         scope.draft.set_true(ConditionType.VM_CAN_GROW)
-    report_disks(scope, disks)
-    return vm, "; ".join(refusals)
+
+
+async def _change_size(
+    scope: MachineScope, vm: Obj, expected: Obj, refusals: list[str], *, obstacle: str
+) -> Obj:
+    """Give a VM the affinity, and with maxima also CPU and memory, of its spec; return the VM.
+
+    :param expected: the VM of the machine's spec
+    :param refusals: gets why the VM cannot change
+    :param obstacle: why the VM cannot grow, empty if it can
+    """
+    growth = growth_patch(vm, expected) if has_maxima(scope.spec) else {}
+    if growth and obstacle:
+        growth = {}
+        refusals.append(f"{_CANNOT_GROW}: {obstacle}")
+
+    changes: Obj = dict(dict_at(growth, "spec", "template", "spec"))
+    texts = [describe_size(scope.spec)] if growth else []
+    if affinity := _affinity_change(vm, expected):
+        changes["affinity"] = affinity
+        texts.append("the affinity of its machine")
+    patch = {"spec": {"template": {"spec": changes}}} if changes else {}
+    return await _write(scope, vm, patch, " and ".join(texts), refusals)
 
 
 def _lacks_size(vm: Obj, vmi: Obj | None, expected: Obj) -> bool:
@@ -101,7 +135,8 @@ async def _change_disks(
     :param refusals: gets why disks cannot change
     :param waits: whether the VM still has to migrate, so that it gets no disk yet
     """
-    larger, lacks = larger_disks(vm, expected), bool(missing_templates(vm, expected))
+    larger = larger_disks(vm, expected)
+    lacks = bool(missing_templates(vm, expected))
     if not (larger or lacks):
         return vm
     if difference := disk_difference(vm, expected):
@@ -111,7 +146,7 @@ async def _change_disks(
     if larger and obstacles.growth != "":
         refusals.append(f"{CANNOT_GROW}: {obstacles.growth or _UNKNOWN}")
     else:
-        vm = await _write(scope, vm, larger, refusals)
+        vm = await _write(scope, vm, larger, _DISKS, refusals)
 
     if not lacks:
         return vm
@@ -128,7 +163,7 @@ async def _change_disks(
         # A migration and a disk that is being attached keep each other waiting.
         refusals.append(f"{CANNOT_BE_ADDED}: it gets {describe_size(scope.spec)} first")
     else:
-        vm = await _write(scope, vm, added_disks(vm, expected), refusals)
+        vm = await _write(scope, vm, added_disks(vm, expected), _DISKS, refusals)
     return vm
 
 
@@ -143,36 +178,25 @@ async def _expected_vm(scope: MachineScope, vm: Obj) -> Obj | None:
         return None
 
 
-def _merge_affinity(growth: Obj, vm: Obj, expected: Obj) -> Obj:
-    """Return the merge patch of a VM for its growth and its affinity; empty without a change.
-
-    :param growth: merge patch for CPU and memory, empty if they stay
-    """
-    spec: Obj = dict(dict_at(growth, "spec", "template", "spec"))
+def _affinity_change(vm: Obj, expected: Obj) -> Obj:
+    """Return the merge patch of the VM's affinity; empty without a change."""
     affinity = dict_at(expected, *_AFFINITY)
     if hosts := avoided_hosts(vm):
         # An alternative that Harvester would drop must not survive by the rule that is added to it.
         node_affinity = without_dropped_terms(affinity.get("nodeAffinity") or {})
         node_affinity = avoid(node_affinity, [], hosts)
         affinity = {**affinity, "nodeAffinity": node_affinity}
-    if patch := affinity_patch(dict_at(vm, *_AFFINITY), affinity):
-        spec["affinity"] = patch
-    return {"spec": {"template": {"spec": spec}}} if spec else {}
+    return affinity_patch(dict_at(vm, *_AFFINITY), affinity)
 
 
-async def _write(scope: MachineScope, vm: Obj, patch: Obj, refusals: list[str]) -> Obj:
+async def _write(scope: MachineScope, vm: Obj, patch: Obj, text: str, refusals: list[str]) -> Obj:
     """Return the VM after a patch, or as it is if the patch is empty or Harvester refuses it.
 
+    :param text: what the VM gets, for the Event
     :param refusals: gets why Harvester refuses the patch
     """
     if not patch:
         return vm
-    changed = dict_at(patch, "spec", "template", "spec")
-    domain = changed.get("domain") or {}
-    texts = [describe_size(scope.spec)] if {"cpu", "memory"} & domain.keys() else []
-    texts += ["the affinity of its machine"] if "affinity" in changed else []
-    texts += ["the disks of its machine"] if "metadata" in patch else []
-    text = " and ".join(texts)
 
     # The version keeps a change that was made for an older spec from undoing a newer one.
     version = {"resourceVersion": vm["metadata"]["resourceVersion"]}

@@ -23,7 +23,8 @@ _RETRY_SECONDS = 300.0
 def name_taken(scope: MachineScope) -> bool:
     """Return whether another cluster in the target namespace uses the name of this cluster."""
     assert scope.cluster_key is not None  # noqa: S101 - the caller checked
-    vms, guest = scope.namespace().vms.store, guest_cluster_name(scope.cluster_key)
+    vms = scope.namespace().vms.store
+    guest = guest_cluster_name(scope.cluster_key)
     own = guest_of_cluster(guest, cluster_label(scope.cluster_key))
     # Reading all VMs of the cluster in each reconcile would take long in large clusters.
     if vms.count("guest", guest) == vms.count("guest", own):

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from caphv.api.interfaceaddresses import Interface
 from caphv.api.object import Obj
 from reconciler.machine.cloudinityaml import CloudInitError
 from reconciler.machine.guestinterfaces import (
@@ -106,16 +107,26 @@ def _add_routes(index: int, settings: GuestInterface, subnets: list[Obj]) -> Non
         raise CloudInitError(f"the interface on network {index + 1} of networks: {problem}")
 
     for route in settings.routes:
-        router = ipaddress.ip_address(route.via)
-        # A link-local router is on the link of each subnet.
-        family = [pair for pair in static if pair[1].version == router.version]
-        reached = [pair for pair in family if router in pair[1].network]
-        subnet, _ = (reached or family)[0]
-        metric = {"metric": route.metric} if route.metric else {}
-        added = {"destination": route.to, "gateway": route.via, **metric}
-        subnet.setdefault("routes", []).append(added)
+        entry: Obj = {"destination": route.to, "gateway": route.via}
+        if route.metric:
+            entry["metric"] = route.metric
+        _subnet_for(route.via, static).setdefault("routes", []).append(entry)
 
 
-def _address(subnet: Obj) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface:
+def _subnet_for(via: str, static: Sequence[tuple[Obj, Interface]]) -> Obj:
+    """Return the subnet of a router that `unreachable_router` has found reachable.
+
+    :param static: subnets of one NIC, each with its parsed address
+    """
+    router = ipaddress.ip_address(via)
+    family = [(subnet, address) for subnet, address in static if address.version == router.version]
+    for subnet, address in family:
+        if router in address.network:
+            return subnet
+    # A link-local router is on the link of each subnet.
+    return family[0][0]
+
+
+def _address(subnet: Obj) -> Interface:
     mask = f"/{subnet['netmask']}" if "netmask" in subnet else ""
     return ipaddress.ip_interface(subnet["address"] + mask)

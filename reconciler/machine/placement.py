@@ -220,7 +220,8 @@ def admits_host(node_affinity: Obj, host: Obj) -> bool:
     if required is None:
         return True
 
-    labels, fields = labels_of(host), {"metadata.name": host["metadata"]["name"]}
+    labels = labels_of(host)
+    fields = {"metadata.name": host["metadata"]["name"]}
     return any(
         all(_fulfils(labels, rule) for rule in term.get("matchExpressions") or ())
         and all(_fulfils(fields, rule) for rule in term.get("matchFields") or ())

@@ -17,10 +17,10 @@ from caphv.api import names, resources
 from caphv.api.object import Key, Obj, annotations_of
 from caphv.api.plaintext import plain
 from caphv.runtime.errors import ApiError, Forbidden, Invalid
+from reconciler.blocked import Blocked
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import RUN_STRATEGY
-from reconciler.machine.vmstatus import LONGEST_QUOTA
-from reconciler.status import Blocked
+from reconciler.machine.vmstatus import MAX_QUOTA_TEXT
 from reconciler.triggers import Delay, Watched
 
 REFUSED_SECONDS = 15.0
@@ -34,7 +34,7 @@ _DEVICE_ADVICE = (
     "Harvester 1.8)"
 )
 # The longest wait is REFUSED_SECONDS times two to the power of this.
-_MOST_DOUBLINGS = 4
+_MAX_DOUBLINGS = 4
 
 
 def check_quota(scope: MachineScope) -> None:
@@ -67,14 +67,14 @@ def halted_by_quota(scope: MachineScope, vm: Obj) -> bool:
     return is_halted and names.INSUFFICIENT_QUOTA_ANNOTATION in annotations_of(vm)
 
 
-async def start_halted_vm(scope: MachineScope, vm: Obj) -> Blocked:
-    """Start a VM that a quota has halted, and return the `Blocked` of the machine.
+async def start_halted_vm(scope: MachineScope, vm: Obj) -> None:
+    """Start a VM that a quota has halted.
 
     Raises `Blocked` while the quota has no room, `ApiError` and `Unreachable` for a retry. Raises
     `Conflict` if the VM has changed, because a user may have stopped it.
     """
     quota_message = annotations_of(vm)[names.INSUFFICIENT_QUOTA_ANNOTATION]
-    _wait_after_start(scope, plain(quota_message, LONGEST_QUOTA))
+    _wait_after_start(scope, plain(quota_message, MAX_QUOTA_TEXT))
     check_quota(scope)
 
     # Without the annotation, Harvester turns a start into RerunOnFailure.
@@ -99,7 +99,6 @@ async def start_halted_vm(scope: MachineScope, vm: Obj) -> Blocked:
         )
     scope.memory.quota_starts += 1
     scope.memory.quota_halted_at = None
-    return vm_starting(scope)
 
 
 def started_after_quota(scope: MachineScope, vm: Obj) -> bool:
@@ -135,7 +134,7 @@ def _wait_after_start(scope: MachineScope, quota_message: str) -> None:
         memory.quota_halted_at = current_time
         _close_quota(scope, quota_message, REFUSED_SECONDS)
 
-    seconds = REFUSED_SECONDS * 2 ** min(memory.quota_starts - 1, _MOST_DOUBLINGS)
+    seconds = REFUSED_SECONDS * 2 ** min(memory.quota_starts - 1, _MAX_DOUBLINGS)
     delay = memory.quota_halted_at + seconds - current_time
     quotas = scope.context.memory.quotas
     if delay <= 0 or quotas.ran_since(_quota_key(scope), memory.quota_halted_at):

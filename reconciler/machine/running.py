@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj
 from caphv.api.virtualmachine import claims_of
-from reconciler.machine.claimedaddresses import known_addresses
+from reconciler.blocked import Blocked
+from reconciler.machine.addresses.interfaces import known_pool_addresses
+from reconciler.machine.addresses.ipamclaims import known_addresses
 from reconciler.machine.guestinterfaces import static_addresses
 from reconciler.machine.hostresources import has_host_resources
 from reconciler.machine.network import StaticAddress, effective_network
 from reconciler.machine.node import is_guest_of
-from reconciler.machine.pooladdresses import known_pool_addresses
 from reconciler.machine.quota import (
     halted_by_quota,
     record_running_vm,
@@ -24,9 +25,9 @@ from reconciler.machine.quota import (
     started_after_quota,
     vm_starting,
 )
+from reconciler.machine.report import report_vm
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.shortage import Shortage, find_refusal, find_shortage
-from reconciler.machine.status import report_vm
 from reconciler.machine.vmpolicy import AGENT_SECONDS, SHORTAGE_SECONDS, Verdict, decide
 from reconciler.machine.vmstatus import (
     VmPhase,
@@ -35,7 +36,6 @@ from reconciler.machine.vmstatus import (
     typed_addresses,
     vm_state,
 )
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 _BOUND = "Bound"
@@ -56,7 +56,8 @@ async def wait_for_running_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> 
 
     # No user stopped such a VM, so no user has to start it.
     if state.phase is VmPhase.STOPPED and halted_by_quota(scope, vm):
-        raise await start_halted_vm(scope, vm)
+        await start_halted_vm(scope, vm)
+        raise vm_starting(scope)
     if state.phase is VmPhase.STOPPED and started_after_quota(scope, vm):
         raise vm_starting(scope)
 

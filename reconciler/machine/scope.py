@@ -11,13 +11,14 @@ from caphv.api.object import Key, Obj, at, key_of, list_at
 from caphv.api.ownership import Owner
 from caphv.runtime.errors import NotFound, Unreachable
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.context import Context
 from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.session import Session
 from reconciler.harvester.topology import unpublished_domains
 from reconciler.harvester.views import TargetNamespace
 from reconciler.memory import MachineMemory
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Subscription, Trigger, Watched
 
 
@@ -161,7 +162,7 @@ class MachineScope:
             raise self._caches_not_ready(namespace, filled)
         return namespace
 
-    def current_namespace(self) -> TargetNamespace:
+    def require_current_namespace(self) -> TargetNamespace:
         """Return the caches of the target namespace, if all of them follow Harvester.
 
         Raises `Blocked` while a watch is not connected, because steps that cannot be undone must
@@ -194,7 +195,7 @@ class MachineScope:
         Returns None if the account may read them, or while that is not known.
         """
         try:
-            self.current_namespace()
+            self.require_current_namespace()
         except Blocked as blocked:
             return blocked if blocked.reason == Reason.TARGET_NAMESPACE_NOT_READY else None
         return None
@@ -224,7 +225,10 @@ class MachineScope:
     def in_progress(
         self, message: str, source: Trigger, *others: Trigger, warn: bool = False
     ) -> Blocked:
-        """Return a `Blocked` for provisioning that waits for something temporary."""
+        """Return a `Blocked` for provisioning that waits for something temporary.
+
+        :param warn: see `Blocked`
+        """
         condition = ConditionType.VM_PROVISIONING_READY
         reason = Reason.VM_PROVISIONING_IN_PROGRESS
         return Blocked(condition, reason, message, source, *others, warn=warn)
@@ -233,7 +237,7 @@ class MachineScope:
         """Return a `Blocked` for provisioning that fails until a user corrects something.
 
         :param sources: triggers that, in addition to a change of the machine, may end the failure
-        :param warn: whether a new message deserves an Event
+        :param warn: see `Blocked`
         """
         reason = Reason.VM_PROVISIONING_FAILED
         condition = ConditionType.VM_PROVISIONING_READY

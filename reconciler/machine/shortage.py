@@ -20,7 +20,7 @@ _INSUFFICIENT = re.compile(r"\b([0-9]{1,6}) Insufficient ([^\s,]+)")
 # `validatePermittedHostDevices`).
 _NOT_PERMITTED = re.compile(r"(?:HostDevice|GPU) (\S+) is not permitted in permittedHostDevices")
 # More hosts do not help a reader.
-_MOST_HOSTS = 8
+_MAX_HOSTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +239,6 @@ def _missing_cpu_manager(
 
 def _shorten(places: Sequence[str]) -> str:
     """Join a list, without the end of a long one."""
-    shown = ", ".join(places[:_MOST_HOSTS])
-    others = len(places) - _MOST_HOSTS
+    shown = ", ".join(places[:_MAX_HOSTS])
+    others = len(places) - _MAX_HOSTS
     return f"{shown}, and {others} further hosts" if others > 0 else shown

@@ -11,12 +11,12 @@ from caphv.api.ownership import recorded_owner
 from caphv.api.virtualmachine import claims_of, deletion_list, listed_claims
 from caphv.runtime.errors import Conflict, Invalid, NotFound, RequestError
 from reconciler import metrics
+from reconciler.blocked import Blocked
 from reconciler.harvester.views import TargetNamespace
 from reconciler.machine.adoption import complete_vm
 from reconciler.machine.diskdeletion import claims_of_others, claims_to_delete
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmclaims import without
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 # KubeVirt gets so many seconds to remove its finalizer from a VM that has stopped.
@@ -131,7 +131,8 @@ async def _halt_stopped_vm(scope: MachineScope, namespace: TargetNamespace, vm: 
     # Harvester checks the quota of the namespace at each update of a VM without a Pod, unless the
     # VM is Halted. While the quota is full, it refuses the update with which KubeVirt removes its
     # finalizer, and the VM would stay.
-    spec, hotplugged = vm["spec"], hotplugged_claims(vm)
+    spec = vm["spec"]
+    hotplugged = hotplugged_claims(vm)
     is_halted = spec.get("runStrategy") == "Halted" or spec.get("running") is False
     if (is_halted and not hotplugged) or namespace.instances.get(
         scope.target_namespace, scope.name

@@ -168,13 +168,14 @@ def _with_images(scope: MachineScope, vm: Obj | None) -> Obj:
 def disk_images(scope: MachineScope, vm: Obj) -> dict[str, ResolvedImage]:
     """Return the image for each `imageName`, or the image of the VM's disk if it is absent.
 
-    A user may delete an image once the disk exists, because the disk does not need it any more.
+    A user may delete an image once the disk exists, because the disk no longer needs it.
     """
     return _disk_images(scope, _with_images(scope, vm), vm)
 
 
 def _disk_images(scope: MachineScope, machine: Obj, vm: Obj) -> dict[str, ResolvedImage]:
-    images, templates = _resolve_images(scope, machine), claim_templates(vm)
+    images = _resolve_images(scope, machine)
+    templates = claim_templates(vm)
     for index, volume in enumerate(list_at(machine, "spec", "volumes")):
         image_name = str(volume.get("imageName") or "")
         if image_name and image_name not in images:

@@ -50,7 +50,7 @@ POLICY = {
     VmPhase.CRASHED: Patience(fails_after=0, keeps_ready=0),
     VmPhase.UNKNOWN: Patience(fails_after=CREATION_SECONDS, keeps_ready=0),
 }
-"""Patience with each phase. `RUNNING` needs none, and `MISSING` is always a failure."""
+"""Patience with each phase. `RUNNING` needs none."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from reconciler.harvester.topology import why_no_host
 class VmPhase(Enum):
     """States of a VM that a machine distinguishes."""
 
-    MISSING = "missing"
     DELETING = "deleting"
     STARTING = "starting"
     RUNNING = "running"
@@ -63,7 +62,6 @@ PHASES = {
 """Phase for each `printableStatus` of KubeVirt."""
 
 _ADVICE = {
-    VmPhase.MISSING: "the VirtualMachine does not exist on Harvester",
     VmPhase.DELETING: "the VirtualMachine is being deleted",
     VmPhase.STARTING: "the VM is starting",
     VmPhase.RUNNING: "the VM is running",
@@ -89,7 +87,7 @@ _ADVICE_ON_HOST = {
     VmPhase.UNKNOWN: "the host of the VM does not answer: check on Harvester {host}",
 }
 _FREE_ROOM = "free CPU or memory, or change its affinity"
-# Phases of a VM that should run but does not, perhaps because of a volume.
+# Phases of a VM that should run but does not, possibly because of a volume.
 _NEEDS_VOLUMES = (VmPhase.STARTING, VmPhase.UNSCHEDULABLE, VmPhase.FAILED)
 
 # Conditions that explain why a VM does not run, the best explanations first.
@@ -105,8 +103,8 @@ _OVER_QUOTA = (
     "Harvester stopped the VM because the quota of its namespace is used up: raise it, or delete "
     "VMs there, and start the VM; Harvester says"
 )
-LONGEST_QUOTA = 512
-"""A message repeats so many characters of Harvester's text about a quota."""
+MAX_QUOTA_TEXT = 512
+"""A message repeats at most so many characters of Harvester's text about a quota."""
 
 
 def addresses(vmi: Obj, endpoint: str = "") -> list[dict[str, str]]:
@@ -180,14 +178,13 @@ def _usable(text: object) -> Address | None:
 
 
 def vm_state(
-    vm: Obj | None,
+    vm: Obj,
     vmi: Obj | None,
     claims: Mapping[str, str] | None = None,
     hosts: Iterable[Obj] = (),
 ) -> VmState:
     """Sum up a VirtualMachine and its instance.
 
-    :param vm: the VM, None if it does not exist
     :param vmi: the instance, None if the VM does not run
     :param claims: phases of the existing PersistentVolumeClaims by name; None to report nothing
         about volumes
@@ -195,39 +192,51 @@ def vm_state(
     """
     phase, status = _phase(vm, vmi)
     host = text_at(vmi, "status", "nodeName")
-    message = _ADVICE[phase]
-    if phase is VmPhase.UNSCHEDULABLE:
-        # The scheduler only counts hosts "that had untolerated taint(s)".
-        message = f"{message}: {why_no_host(hosts) or _FREE_ROOM}"
-    elif phase in _ADVICE_ON_HOST and host:
-        message = _ADVICE_ON_HOST[phase].format(host=_describe_host(host, hosts))
-
-    unbound = ""
-    if vm is not None and claims is not None and phase in _NEEDS_VOLUMES:
-        unbound = ", ".join(_unbound_claims(vm, claims))
-    if unbound:
-        # The scheduler only says "unbound immediate PersistentVolumeClaims", which suggests a lack
-        # of hosts.
-        message = (
-            f"the VM waits for its volumes: {unbound}; check them and their StorageClass "
-            "on Harvester"
-        )
-
-    quota = None
-    if vm and phase is VmPhase.STOPPED:
-        quota = annotations_of(vm).get(names.INSUFFICIENT_QUOTA_ANNOTATION)
-    if quota:
-        message = f"{_OVER_QUOTA}: {plain(quota, LONGEST_QUOTA)}"
-
+    message = _explain(vm, phase, host, claims, hosts)
     # Add KubeVirt's status, unless it says the same as the message.
     if status and status not in ("Running", "Starting", "Stopped", "Stopping", "Paused"):
         message = f"{message} ({status})"
     detail = ""
-    if phase not in (VmPhase.RUNNING, VmPhase.RESTARTING, VmPhase.MISSING):
+    if phase not in (VmPhase.RUNNING, VmPhase.RESTARTING):
         detail = _detail(vm, vmi)
         message = f"{message}; Harvester says: {detail}" if detail else message
 
     return VmState(phase, message, host=host, detail=detail)
+
+
+def _explain(
+    vm: Obj,
+    phase: VmPhase,
+    host: str,
+    claims: Mapping[str, str] | None,
+    hosts: Iterable[Obj],
+) -> str:
+    """Return what a phase means for the user, with its most specific cause.
+
+    :param host: name of the VM's host, empty for none
+    :param hosts: see `vm_state`; an iterator will do, because only one cause reads them
+    """
+    quota = annotations_of(vm).get(names.INSUFFICIENT_QUOTA_ANNOTATION)
+    if phase is VmPhase.STOPPED and quota:
+        return f"{_OVER_QUOTA}: {plain(quota, MAX_QUOTA_TEXT)}"
+
+    unbound = ""
+    if claims is not None and phase in _NEEDS_VOLUMES:
+        unbound = ", ".join(_unbound_claims(vm, claims))
+    if unbound:
+        # The scheduler only says "unbound immediate PersistentVolumeClaims", which suggests a lack
+        # of hosts.
+        return (
+            f"the VM waits for its volumes: {unbound}; check them and their StorageClass "
+            "on Harvester"
+        )
+
+    if phase is VmPhase.UNSCHEDULABLE:
+        # The scheduler only counts hosts "that had untolerated taint(s)".
+        return f"{_ADVICE[phase]}: {why_no_host(hosts) or _FREE_ROOM}"
+    if phase in _ADVICE_ON_HOST and host:
+        return _ADVICE_ON_HOST[phase].format(host=_describe_host(host, hosts))
+    return _ADVICE[phase]
 
 
 def _describe_host(name: str, hosts: Iterable[Obj]) -> str:
@@ -244,10 +253,8 @@ def _unbound_claims(vm: Obj, claims: Mapping[str, str]) -> Iterator[str]:
             yield f"PersistentVolumeClaim {name} ({phase})"
 
 
-def _phase(vm: Obj | None, vmi: Obj | None) -> tuple[VmPhase, str]:
+def _phase(vm: Obj, vmi: Obj | None) -> tuple[VmPhase, str]:
     """Return the phase, and the status that KubeVirt prints (empty if it contradicts the phase)."""
-    if vm is None:
-        return VmPhase.MISSING, ""
     if being_deleted(vm):
         return VmPhase.DELETING, ""
 
@@ -316,7 +323,7 @@ def _has_true_condition(vmi: Obj, kind: str) -> bool:
     )
 
 
-def _detail(vm: Obj | None, vmi: Obj | None) -> str:
+def _detail(vm: Obj, vmi: Obj | None) -> str:
     """Return the message of the condition that explains best why the VM does not run."""
     conditions = [*list_at(vmi, "status", "conditions"), *list_at(vm, "status", "conditions")]
     for explanation in _EXPLANATIONS:

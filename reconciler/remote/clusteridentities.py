@@ -226,7 +226,7 @@ class RenewedTokens:
         return is_news
 
     def forget(self, name: str) -> None:
-        """Forget an identity whose token is not renewed any more."""
+        """Forget an identity whose token is no longer renewed."""
         self._used.pop(name, None)
         self.rejected.pop(name, None)
         self.ended.pop(name, None)

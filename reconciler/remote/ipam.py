@@ -28,7 +28,7 @@ _CRDS = frozenset(
 _KEPT = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp", "ownerReferences")
 _BACKOFF_SECONDS = 5.0
 # A core that is too old for the claims stays so until it is upgraded.
-_LONGEST_BACKOFF_SECONDS = 60.0
+_MAX_BACKOFF_SECONDS = 60.0
 
 
 async def claims_version(client: ApiClient) -> str:
@@ -71,10 +71,12 @@ class Ipam:
     def connect(self, on_state: Callable[[], None], on_claim: Callable[[Key], None]) -> None:
         """Call the handlers from now on.
 
-        :param on_state: called when the API appears or disappears, or can be read or not any more
+        :param on_state: called when the API appears or disappears, or when reading it begins or
+            ceases to succeed
         :param on_claim: called with the key of a claim that changed, or whose address did
         """
-        self._on_state, self._on_claim = on_state, on_claim
+        self._on_state = on_state
+        self._on_claim = on_claim
 
     def start(self) -> None:
         """Start the watches, unless they run already."""
@@ -134,8 +136,7 @@ class Ipam:
     def _handle_error(self, error: Exception) -> None:
         """Open the caches again if the API server no longer has their version.
 
-        A core that is upgraded may drop it. If the CRDs are created again, nothing of the caches
-        exists any more.
+        A core that is upgraded may drop it. If the CRDs are recreated, no cached object exists.
         """
         is_open = self._opening is not None and self._opening.done()
         if is_open and isinstance(error, NotFound):
@@ -172,7 +173,7 @@ class Ipam:
                 self._version_error = without_trace(error)
                 self._on_state()
                 await self._wait_for_crds(delay)
-                delay = min(2 * delay, _LONGEST_BACKOFF_SECONDS)
+                delay = min(2 * delay, _MAX_BACKOFF_SECONDS)
             else:
                 self._version_error = None
                 return version

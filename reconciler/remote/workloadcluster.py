@@ -73,7 +73,7 @@ class WorkloadClusters:
     :param clusters: cache of Clusters
     :param secrets: cache of Secrets, metadata only
     :param check_address: refuses servers at addresses that the provider must not reach
-    :param fence: called before each write; raises if this process is not the leader any more
+    :param fence: called before each write; raises if this process is no longer the leader
     """
 
     def __init__(

@@ -27,6 +27,7 @@ from caphv.runtime.errors import (
     Unreachable,
 )
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.cluster.evacuation.plan import Action, Step, next_step
 from reconciler.cluster.evacuation.reading import (
     Observation,
@@ -38,7 +39,6 @@ from reconciler.cluster.evacuation.reading import (
 from reconciler.cluster.evacuation.writing import perform
 from reconciler.cluster.parking.drain import evict
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import Blocked
 
 # Nothing watches Pods and the state of Nodes, so a step in progress is polled.
 _POLL_SECONDS = 2.0

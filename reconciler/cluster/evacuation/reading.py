@@ -203,7 +203,7 @@ async def _review(scope: ClusterScope, observed: Observation, vms: Iterable[Evac
 
 def _read_vms(scope: ClusterScope, observed: Observation) -> None:
     """Read the machines and their VMs from caches that follow Harvester."""
-    namespace = scope.current_namespace()
+    namespace = scope.require_current_namespace()
     hosts = list(scope.require_session().hosts.store)
     requested = {
         key_of(host).name: host_name(host) for host in hosts if evacuation.is_requested(host)

@@ -15,12 +15,12 @@ from caphv.api.names import (
 )
 from caphv.api.object import annotations_of
 from caphv.runtime.errors import Forbidden, Invalid, RequestError
+from reconciler.blocked import Blocked
 from reconciler.cluster.parking.drain import evict
 from reconciler.cluster.parking.plan import Action, Step, next_step, record_step
 from reconciler.cluster.parking.reading import Observation, observe, read_record
 from reconciler.cluster.parking.writing import perform
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import Blocked
 from reconciler.triggers import Delay
 
 # Nothing watches Pods, the state of Nodes and volumes, so a step in progress is polled.

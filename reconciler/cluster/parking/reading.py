@@ -46,11 +46,11 @@ from caphv.api.virtualmachine import ENDED_PHASES, claims_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound, RequestError
 from caphv.runtime.listing import list_pages
+from reconciler.blocked import Blocked
 from reconciler.cluster.parking.drain import DRAIN_SECONDS, is_agent_of_rancher, pods_to_evict
 from reconciler.cluster.parking.plan import HALTED, ClusterState, ParkedNode, ParkedVm
 from reconciler.cluster.scope import ClusterScope
 from reconciler.machine.vmstatus import VmPhase, vm_state
-from reconciler.status import Blocked
 from reconciler.triggers import Delay
 
 _RETRY_SECONDS = 10.0
@@ -137,7 +137,7 @@ def _read_vms(scope: ClusterScope, observed: Observation) -> None:
     Raises `Blocked` for a VM that is to be stopped or started, but is not recorded as the
     machine's.
     """
-    namespace = scope.current_namespace()
+    namespace = scope.require_current_namespace()
     vms = []
     for machine in scope.context.caches.machines_of(scope.cluster):
         name = key_of(machine).name

@@ -21,7 +21,7 @@ async def test_older_machine_waits_for_the_newer_one_but_not_forever(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No guest answers here, so the load balancer serves none."""
-    monkeypatch.setattr(handover, "LONGEST_WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(handover, "MAX_WAIT_SECONDS", 1.0)
     inprocess.install(monkeypatch)
     async with inprocess.opened(environment) as case, inprocess.running(case, inprocess.Hook()):
         await case.ready_cluster(loadBalancerConfig={"ipamType": "dhcp", "healthCheck": {"periodSeconds": 1}})

@@ -13,7 +13,7 @@ from caphv.api.object import Key, Obj
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
 from reconciler.cluster.identity import Identities, ensure_session
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import StatusDraft
+from reconciler.statusdraft import StatusDraft
 from tests.support import kubeconfigs
 from tests.support.reconciler.memorycase import MemoryCase
 

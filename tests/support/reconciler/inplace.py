@@ -14,13 +14,13 @@ from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj, at
 from caphv.runtime.errors import ApiError, Forbidden, NotFound
 from caphv.runtime.queue import WorkQueue
-from reconciler.machine.inplace import update_in_place
+from reconciler.machine.inplace import follow_update
+from reconciler.machine.report import report_drift
 from reconciler.machine.scope import MachineScope
-from reconciler.machine.status import report_drift
 from reconciler.machine.vm import virtual_machine
 from reconciler.machine.vminputs import inputs_of
 from reconciler.memory import MachineMemory, Memory
-from reconciler.status import StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 from sandbox.harvester import disks, hotplug, instances
 from sandbox.harvester.releases import release_named
@@ -123,7 +123,7 @@ class Machine:
         self.obj["metadata"] |= {"annotations": annotations or {}}
         self.obj["metadata"]["generation"] += bool(spec)
         scope = self._scope()
-        vm, refusal = await update_in_place(scope, copy.deepcopy(self.harvester.vm), self.vmi)
+        vm, refusal = await follow_update(scope, copy.deepcopy(self.harvester.vm), self.vmi)
         report_drift(scope, vm, self.vmi, refusal)
         self.requeue_after = scope.requeue_after
         self.conditions = scope.draft.fields["conditions"]

@@ -13,7 +13,7 @@ from caphv.runtime.queue import WorkQueue
 from reconciler.context import Context
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import Memory
-from reconciler.status import StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 
 OWN = Owner("HarvesterMachine", "team", "one", "uid-one", "management-cluster")

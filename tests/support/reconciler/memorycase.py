@@ -37,7 +37,7 @@ from reconciler.memory import Memory
 from reconciler.queues import Queues
 from reconciler.remote.clusteridentities import ClusterIdentities, NotRead
 from reconciler.remote.guestvolumes import reclaim_policies
-from reconciler.status import StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 from tests.support.memoryserver import MemoryServer
 from tests.support.tokenserver import TokenServer

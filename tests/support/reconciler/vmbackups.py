@@ -19,7 +19,7 @@ from reconciler.cluster.backups import keep_backups
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmbackup import back_up_replaced
 from reconciler.memory import MachineMemory
-from reconciler.status import StatusDraft
+from reconciler.statusdraft import StatusDraft
 from tests.support.reconciler.memorycase import TARGET, MemoryCase
 
 BACKUPS = resources.VM_BACKUPS

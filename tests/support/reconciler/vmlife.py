@@ -14,7 +14,7 @@ from caphv.runtime.queue import WorkQueue
 from reconciler.context import Context
 from reconciler.machine import controller, running
 from reconciler.memory import Memory
-from reconciler.status import StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 
 KEY = Key("team", "one")

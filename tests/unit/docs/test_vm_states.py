@@ -26,7 +26,7 @@ def rows() -> dict[VmPhase, list[str]]:
 
 def test_each_phase_has_a_row() -> None:
     assert set(rows()) == set(VmPhase)
-    assert set(POLICY) == set(VmPhase) - {VmPhase.RUNNING, VmPhase.MISSING}
+    assert set(POLICY) == set(VmPhase) - {VmPhase.RUNNING}
 
 
 def test_words_of_kubevirt_are_in_the_row_of_their_phase() -> None:

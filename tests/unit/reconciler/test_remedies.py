@@ -67,10 +67,10 @@ FOLLOWED = {
     ),
     ("machine/bootstrap.py", "KeyPair"): "test_machine.py::test_key_pair_that_appears_later_unblocks",
     ("machine/bootstrap.py", "delete it, or rename"): "test_remedies.py::delete_a_cloud_init_secret_of_another_owner",
-    ("machine/claimedaddresses.py", "belongs to another owner"): (
+    ("machine/addresses/ipamclaims.py", "belongs to another owner"): (
         "test_address_claims.py::test_claim_of_another_owner_is_neither_used_nor_deleted"
     ),
-    ("machine/claimedaddresses.py", "is not for"): (
+    ("machine/addresses/ipamclaims.py", "is not for"): (
         "test_address_claims.py::test_claim_of_another_pool_is_named_and_follows_the_spec_once_deleted"
     ),
     ("machine/deletion.py", "deletion is blocked"): (

@@ -20,12 +20,14 @@ from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller
 from caphv.runtime.errors import Conflict
 from caphv.runtime.queue import WorkQueue
+from reconciler.blocked import Blocked
 from reconciler.context import Context
 from reconciler.harvester.allocator import AddressAllocator
 from reconciler.harvesterhandlers import HarvesterHandlers
-from reconciler.machine.ipaddress import ensure_address, release_address
+from reconciler.machine.addresses.entries import release_addresses
+from reconciler.machine.addresses.pool import ensure_address
 from reconciler.machine.scope import MachineScope
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 from tests.support.virtualtime import run, settle
 
@@ -141,7 +143,7 @@ class World:
             with contextlib.suppress(Blocked):
                 await ensure_address(scope)
         else:
-            await release_address(scope, foreign_vm=False)
+            await release_addresses(scope, foreign_vm=False)
             self.drafts.pop(key.name, None)
 
     async def play(self, steps: list[tuple[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from caphv.api.object import Obj
 from caphv.runtime.errors import Forbidden, Unreachable
 from reconciler.cluster.addons import GRACE_SECONDS, RECHECK_SECONDS, report_missing_addons
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import StatusDraft
+from reconciler.statusdraft import StatusDraft
 from tests.support.reconciler.memorycase import MemoryCase
 
 pytestmark = pytest.mark.unit

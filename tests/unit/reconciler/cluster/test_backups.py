@@ -7,9 +7,9 @@ import pytest
 from caphv.api import names
 from caphv.api.ownership import Owner
 from caphv.runtime.errors import Forbidden, Invalid, ServerFault, Unreachable
+from reconciler.blocked import Blocked
 from reconciler.cluster import backups
 from reconciler.cluster.backups import delete_backups
-from reconciler.status import Blocked
 from tests.support.reconciler.vmbackups import BACKUPS, NO_TARGET, BackupCase, Leaving
 
 pytestmark = pytest.mark.unit

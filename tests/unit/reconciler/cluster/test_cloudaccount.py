@@ -12,12 +12,13 @@ from caphv.api.names import SERVICE_ACCOUNT_ANNOTATION, SERVICE_ACCOUNT_TOKEN_TY
 from caphv.api.object import CLUSTER_ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Key, Obj, Resource
 from caphv.api.ownership import Owner, record
 from caphv.runtime.errors import NotFound
+from reconciler.blocked import Blocked
 from reconciler.cluster import cloudaccount
 from reconciler.cluster.cloudconfig import ensure_cloud_config, renew_cloud_config
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import grant
 from reconciler.memory import ClusterMemory
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 
 pytestmark = pytest.mark.unit
 

@@ -26,7 +26,7 @@ from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import LABEL
 from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
 from reconciler.memory import Memory
-from reconciler.status import StatusDraft
+from reconciler.statusdraft import StatusDraft
 
 pytestmark = pytest.mark.unit
 

@@ -12,13 +12,14 @@ from caphv.api.names import CLUSTER_FINALIZER, ConditionType, Reason
 from caphv.api.object import Key, Obj
 from caphv.runtime.errors import ApiError, Forbidden, Invalid
 from caphv.runtime.queue import WorkQueue
+from reconciler.blocked import Blocked
 from reconciler.cluster import connection, deletion, guestbalancers, guestvolumes, identity, limits
 from reconciler.cluster.controller import ClusterReconciler
 from reconciler.cluster.deletion import advice, left_over, may_force_delete, was_never_provisioned
 from reconciler.cluster.identityprotection import IdentityProtection
 from reconciler.cluster.scope import ClusterScope
 from reconciler.memory import Memory
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics, Watched
 
 pytestmark = pytest.mark.unit
@@ -78,7 +79,7 @@ def scope_of(*, synced: bool, refusal: str = "", error: str = "") -> ClusterScop
 def test_namespace_that_the_account_may_not_read_is_no_passing_state(synced: bool) -> None:
     scope = scope_of(synced=synced, refusal="cannot list virtualmachines", error="" if synced else "cannot list")
     with pytest.raises(Blocked, match=r"cannot list virtualmachines.*--target-namespace vms") as found:
-        scope.current_namespace()
+        scope.require_current_namespace()
     assert (found.value.reason, found.value.warn, found.value.unknown) == ("TargetNamespaceNotReady", True, False)
     assert may_force_delete(scope.obj, found.value)
     scope.context.topics.notify(("caches", "harvester"))
@@ -88,7 +89,7 @@ def test_namespace_that_the_account_may_not_read_is_no_passing_state(synced: boo
 @pytest.mark.parametrize("error", ["", "HTTP 503"])
 def test_namespace_that_is_being_read_is_waited_for(error: str) -> None:
     with pytest.raises(Blocked, match=error or "reading namespace vms") as found:
-        scope_of(synced=not error, error=error).current_namespace()
+        scope_of(synced=not error, error=error).require_current_namespace()
     assert (found.value.warn, found.value.unknown) == (bool(error), not error)
     assert not may_force_delete(cluster(), found.value)
 

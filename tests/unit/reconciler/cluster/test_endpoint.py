@@ -13,9 +13,9 @@ import pytest
 from caphv.api.names import ConditionType
 from caphv.api.object import Obj
 from caphv.api.ownership import Owner
+from reconciler.blocked import Blocked
 from reconciler.cluster import endpoint
 from reconciler.harvester import addressplan
-from reconciler.status import Blocked
 
 pytestmark = pytest.mark.unit
 

@@ -12,6 +12,7 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj
 from caphv.api.ownership import Owner
 from caphv.runtime.errors import Unreachable
+from reconciler.blocked import Blocked
 from reconciler.cluster import adoption, externalendpoint
 from reconciler.cluster.deletion import left_over, was_never_provisioned
 from reconciler.cluster.endpoint import release_address
@@ -23,7 +24,7 @@ from reconciler.cluster.externalendpoint import (
 )
 from reconciler.cluster.scope import ClusterScope
 from reconciler.memory import ClusterMemory
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 
 pytestmark = pytest.mark.unit
 
@@ -79,7 +80,7 @@ class Scope:
     def namespace(self) -> Any:
         return SimpleNamespace(load_balancers=_cache("LoadBalancer", self.balancers), vms=None)
 
-    current_namespace = namespace
+    require_current_namespace = namespace
 
     async def _settle(self, _ids: object) -> None:
         pass

@@ -13,7 +13,7 @@ from reconciler.cluster.failuredomains import ensure_failure_domains, unavailabl
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.topology import domain_of_host, has_single_host, unpublished_domains
 from reconciler.machine.placement import domain_requirement
-from reconciler.status import StatusDraft
+from reconciler.statusdraft import StatusDraft
 from tests.support.reconciler.failuredomains import failure_domains
 from tests.support.reconciler.memorycase import MemoryCase
 

@@ -12,7 +12,7 @@ from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, ServerF
 from reconciler.cluster.fleet import ensure_fleet_labels, fleet_labels, managed_cluster_name
 from reconciler.cluster.scope import ClusterScope
 from reconciler.memory import GRACE_SECONDS
-from reconciler.status import StatusDraft
+from reconciler.statusdraft import StatusDraft
 from tests.support.reconciler.memorycase import Cached, MemoryCase
 
 pytestmark = pytest.mark.unit

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION, Reason
 from caphv.api.object import Key
+from reconciler.blocked import Blocked
 from reconciler.cluster.identity import WARN_AHEAD, Identities, Identity, PermissionWithdrawn, expiry_of
 from reconciler.remote.clusteridentities import RenewedTokens
 from reconciler.remote.workloadcluster import _load_kubeconfig
-from reconciler.status import Blocked
 from sandbox.processes import pki
 
 pytestmark = pytest.mark.unit

@@ -17,10 +17,10 @@ from caphv.runtime.errors import (
     Unreachable,
 )
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
+from reconciler.blocked import Blocked
 from reconciler.cluster.connection import ensure_connection
 from reconciler.cluster.pools import used_pools
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import Blocked
 from tests.support.reconciler.identitycase import SERVER, Case, condition, secret
 from tests.support.reconciler.memorycase import KEY, TARGET
 

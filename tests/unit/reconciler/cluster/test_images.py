@@ -30,7 +30,7 @@ from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester import slim
 from reconciler.harvester.importrefusals import ImportRefusals
 from reconciler.memory import Memory
-from reconciler.status import StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 
 pytestmark = pytest.mark.unit

@@ -10,7 +10,7 @@ from caphv.api.names import ConditionType
 from caphv.api.object import Obj
 from reconciler.cluster.limits import report_limits
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import StatusDraft
+from reconciler.statusdraft import StatusDraft
 
 pytestmark = pytest.mark.unit
 

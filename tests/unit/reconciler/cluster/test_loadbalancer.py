@@ -17,11 +17,12 @@ from caphv.api.names import ConditionType
 from caphv.api.object import Obj
 from caphv.runtime.errors import ApiError, Forbidden, Unauthorized, Unreachable
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.cluster import loadbalancer
 from reconciler.cluster.addresssource import Source
 from reconciler.cluster.loadbalancer import address_failure, drift, load_balancer_spec
 from reconciler.memory import ClusterMemory
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Watched
 from tests.support.ippools import pool
 from tests.support.reconciler.memorycase import MemoryCase

@@ -11,9 +11,9 @@ from caphv.api import names
 from caphv.api.names import ConditionType, Reason
 from caphv.runtime.errors import Unauthorized
 from reconciler import metrics
+from reconciler.blocked import Blocked
 from reconciler.cluster import connection, identity
 from reconciler.cluster.scope import ClusterScope
-from reconciler.status import Blocked
 from reconciler.triggers import Delay
 from tests.support.reconciler.guests import delivered, tokens
 from tests.support.reconciler.infrastructure import ready

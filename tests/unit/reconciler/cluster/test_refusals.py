@@ -6,8 +6,8 @@ import pytest
 
 from caphv.api.names import ConditionType
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NamespaceTerminating, NotFound
+from reconciler.blocked import Blocked
 from reconciler.cluster.refusals import block_on_refusal
-from reconciler.status import Blocked
 
 pytestmark = pytest.mark.unit
 

@@ -21,13 +21,13 @@ from caphv.runtime.errors import (
     ServerFault,
     Unreachable,
 )
+from reconciler.blocked import Blocked
 from reconciler.cluster import identity
 from reconciler.cluster.connection import ensure_connection
 from reconciler.cluster.deletion import advice, may_force_delete
 from reconciler.cluster.identity import ensure_session
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.sessions import Sessions
-from reconciler.status import Blocked
 from tests.support.reconciler.identitycase import Case, condition, secret
 from tests.support.reconciler.memorycase import KEY, MemoryIdentities
 

@@ -7,11 +7,11 @@ import pytest
 
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj
-from reconciler.machine import create
-from reconciler.machine.addressstate import AddressState
+from reconciler.blocked import Blocked
+from reconciler.machine import create, ensurevm
+from reconciler.machine.addresses.state import AddressState
 from reconciler.machine.network import StaticAddress
 from reconciler.memory import MachineMemory
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 pytestmark = pytest.mark.unit
@@ -51,10 +51,10 @@ async def test_vm_is_not_lost_while_the_watch_is_disconnected(proof: str) -> Non
         created = SimpleNamespace(is_true=lambda condition: condition == ConditionType.MACHINE_CREATED)
         more = {"draft": created, "live_vm": absent}
     with pytest.raises(Blocked) as unknown:
-        await create.ensure_vm(scope_of(None, current_namespace=disconnected, **more))
+        await ensurevm.ensure_vm(scope_of(None, require_current_namespace=disconnected, **more))
     assert unknown.value.unknown
     with pytest.raises(Blocked) as lost:
-        await create.ensure_vm(scope_of(None, current_namespace=lambda: None, **more))
+        await ensurevm.ensure_vm(scope_of(None, require_current_namespace=lambda: None, **more))
     assert lost.value.reason == "MachineNotFound"
     assert lost.value.message.endswith("; delete the Machine, or have a MachineHealthCheck replace it")
 
@@ -63,9 +63,11 @@ async def test_lost_vm_with_the_only_etcd_is_not_to_be_replaced() -> None:
     async def absent() -> None:
         """Harvester has no VM."""
 
-    lost = scope_of(None, control_plane=True, spec={"providerID": "x"}, live_vm=absent, current_namespace=lambda: None)
+    lost = scope_of(
+        None, control_plane=True, spec={"providerID": "x"}, live_vm=absent, require_current_namespace=lambda: None
+    )
     with pytest.raises(Blocked, match=r"if other machines have its etcd, delete the Machine.*; otherwise restore"):
-        await create.ensure_vm(lost)
+        await ensurevm.ensure_vm(lost)
 
 
 async def test_vm_that_its_watch_has_not_delivered_yet_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,13 +83,13 @@ async def test_vm_that_its_watch_has_not_delivered_yet_is_not_lost(monkeypatch: 
         """Its address is in its pool."""
         return AddressState()
 
-    monkeypatch.setattr(create, "adopt_or_refuse", same)
-    monkeypatch.setattr(create, "ensure_labels", same)
-    monkeypatch.setattr(create, "restore_address", restored)
-    monkeypatch.setattr(create, "restore_pool_addresses", restored)
+    monkeypatch.setattr(ensurevm, "adopt_or_refuse", same)
+    monkeypatch.setattr(ensurevm, "ensure_labels", same)
+    monkeypatch.setattr(ensurevm, "restore_address", restored)
+    monkeypatch.setattr(ensurevm, "restore_pool_addresses", restored)
     spec = {"providerID": "harvester://uid"}
-    scope = scope_of(None, current_namespace=lambda: None, spec=spec, live_vm=live)
-    assert await create.ensure_vm(scope) == vm
+    scope = scope_of(None, require_current_namespace=lambda: None, spec=spec, live_vm=live)
+    assert await ensurevm.ensure_vm(scope) == vm
 
 
 async def test_machine_that_waits_for_bootstrap_data_reserves_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +103,7 @@ async def test_machine_that_waits_for_bootstrap_data_reserves_no_address(monkeyp
     monkeypatch.setattr(create, "check_quota", lambda _scope: None)
     monkeypatch.setattr(create, "ensure_address", reserve)
     with pytest.raises(Blocked, match="waiting for the bootstrap provider"):
-        await create.ensure_vm(scope_of(None, machine={"spec": {"bootstrap": {}}}))
+        await ensurevm.ensure_vm(scope_of(None, machine={"spec": {"bootstrap": {}}}))
     assert reserved == []
 
 
@@ -112,12 +114,12 @@ async def test_vm_of_claims_that_the_server_lacks_is_not_created(monkeypatch: py
     async def lost(*_: object) -> None:
         raise Blocked(ConditionType.VM_IP_ALLOCATED, Reason.VM_IP_CLAIM_PENDING, "was deleted", Watched.SELF)
 
-    reserving = ("ensure_claims", "ensure_address", "ensure_pool_addresses")
+    reserving = ("ensure_address_claims", "ensure_address", "ensure_pool_addresses")
     for step in ("bootstrap_data", *reserving, "ensure_secret", "offered_modes"):
         monkeypatch.setattr(create, step, passes)
     for step in ("require_inputs", "check_quota", "replace"):
         monkeypatch.setattr(create, step, lambda *_, **__: None)
-    monkeypatch.setattr(create, "confirm_claims", lost)
+    monkeypatch.setattr(create, "confirm_address_claims", lost)
     # A request would fail, because the scope has no client.
     with pytest.raises(Blocked, match="was deleted"):
-        await create.ensure_vm(scope_of(None))
+        await ensurevm.ensure_vm(scope_of(None))

@@ -13,9 +13,10 @@ from caphv.api.conditions import rfc3339
 from caphv.api.object import Obj, key_of
 from caphv.runtime.errors import NotFound
 from reconciler import triggers
-from reconciler.machine import claimedaddresses, deletion
-from reconciler.machine.ipaddress import release_address
-from reconciler.status import Blocked
+from reconciler.blocked import Blocked
+from reconciler.machine import deletion
+from reconciler.machine.addresses import ipamclaims
+from reconciler.machine.addresses.entries import release_addresses
 from reconciler.triggers import Subscription
 from tests.support.reconciler.machinedeletion import OWN, Client, pool, scope_of, vm_of
 
@@ -44,14 +45,14 @@ async def test_address_of_a_foreign_vm_is_released_only_with_our_mark() -> None:
     for mark, released in (("", []), ("another-", []), ("manageme", ["10.0.0.1"])):
         scope, harvester = scope_of(pool=pool("10.0.0.1", mark))
         scope.draft.fields["allocatedIPAddress"] = "10.0.0.1"
-        await release_address(scope, foreign_vm=True)
+        await release_addresses(scope, foreign_vm=True)
         assert harvester.allocator.released == released
 
 
 async def test_address_whose_reservation_got_no_answer_is_released() -> None:
     scope, harvester = scope_of()
     harvester.allocator.late = [pool("10.0.0.1", "manageme")]
-    await release_address(scope, foreign_vm=False)
+    await release_addresses(scope, foreign_vm=False)
     assert harvester.allocator.released == ["10.0.0.1"]
 
 
@@ -101,7 +102,7 @@ async def test_event_of_a_force_deletion_names_addresses_that_others_can_get(mon
     assert "InClusterIPPool v4 (none known);" in await messages([], "v4")
     assert "addresses" not in await messages(["10.0.0.5"])
     # What the pools gave is more certain than what the guest reports.
-    monkeypatch.setattr(claimedaddresses, "known_addresses", lambda _: ["10.0.0.6"])
+    monkeypatch.setattr(ipamclaims, "known_addresses", lambda _: ["10.0.0.6"])
     assert "InClusterIPPool v4 (10.0.0.6);" in await messages(["10.0.0.5"], "v4")
 
 

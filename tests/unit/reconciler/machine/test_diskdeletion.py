@@ -8,8 +8,8 @@ import pytest
 
 from caphv.api.object import Obj
 from caphv.api.ownership import record
+from reconciler.blocked import Blocked
 from reconciler.machine.diskdeletion import delete_disks
-from reconciler.status import Blocked
 from tests.support.reconciler.machinedeletion import OWN, scope_of
 
 pytestmark = pytest.mark.unit
@@ -29,7 +29,7 @@ async def delete(*claims: Obj) -> list[str]:
     scope, _ = scope_of()
     events: list[str] = []
     scope.context.event = lambda *event: events.append(event[-1])
-    namespace = scope.current_namespace()
+    namespace = scope.require_current_namespace()
     stored = {claim["metadata"]["name"]: claim for claim in claims}
     namespace.claims = SimpleNamespace(store=list(claims), get=lambda _, name: stored.get(name))
     await delete_disks(scope, namespace, is_ours=True)

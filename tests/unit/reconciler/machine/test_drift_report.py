@@ -13,12 +13,12 @@ from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
+from reconciler.machine.report import report_drift
 from reconciler.machine.scope import MachineScope
-from reconciler.machine.status import report_drift
 from reconciler.machine.vm import virtual_machine
 from reconciler.machine.vminputs import inputs_of
 from reconciler.memory import MachineMemory
-from reconciler.status import StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 from tests.support.reconciler.machines import OWNER, machine_spec
 

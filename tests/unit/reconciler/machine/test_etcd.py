@@ -17,10 +17,10 @@ from caphv.runtime.errors import Unreachable
 from caphv.runtime.etcd import Member, members, members_of, pods_to_ask
 from caphv.runtime.exec import ExecError
 from reconciler import metrics
+from reconciler.blocked import Blocked
 from reconciler.machine import etcd
 from reconciler.machine.etcd import remove_etcd_member, removed_by_provider
 from reconciler.memory import MachineMemory
-from reconciler.status import Blocked
 from reconciler.triggers import Trigger
 
 pytestmark = pytest.mark.unit

@@ -10,11 +10,11 @@ import pytest
 from caphv.api.names import ENDPOINT_HOOK
 from caphv.api.object import Key, Obj
 from caphv.runtime.errors import ApiError, Forbidden, NotFound
+from reconciler.blocked import Blocked
 from reconciler.machine import handover
-from reconciler.machine.handover import LONGEST_WAIT_SECONDS, ensure_handover
+from reconciler.machine.handover import MAX_WAIT_SECONDS, ensure_handover
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import MachineMemory
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 pytestmark = pytest.mark.unit
@@ -176,7 +176,7 @@ async def test_deletion_waits_for_the_probe_of_the_newer_machine(clock: list[flo
 async def test_deletion_that_waits_for_a_load_balancer_ends(clock: list[float], found: Obj | None, reason: str) -> None:
     cluster = Cluster(machine("old", 1, held=True, deleting=True), machine("new", 2), balancer=found)
     assert await cluster.look() is None
-    clock[0] += PROBED + LONGEST_WAIT_SECONDS - 0.1
+    clock[0] += PROBED + MAX_WAIT_SECONDS - 0.1
     assert await cluster.look() is None
     assert cluster.delays == [1.0]
     clock[0] += 0.1
@@ -200,7 +200,7 @@ async def test_deletion_ends_although_harvester_is_unreachable(clock: list[float
     cluster = Cluster(machine("old", 1, held=True, deleting=True), machine("new", 2))
     cluster.unreachable = True
     assert await cluster.look() is None
-    clock[0] += PROBED + LONGEST_WAIT_SECONDS
+    clock[0] += PROBED + MAX_WAIT_SECONDS
     assert await cluster.look() is False
     assert "Harvester is unreachable" in cluster.events[1]
 

@@ -12,10 +12,11 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj
 from caphv.api.ownership import Owner
 from caphv.runtime.queue import WorkQueue
+from reconciler.blocked import Blocked
 from reconciler.context import Context
 from reconciler.machine import controller
 from reconciler.memory import Memory
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics, Watched
 
 pytestmark = pytest.mark.unit

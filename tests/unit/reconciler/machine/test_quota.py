@@ -11,10 +11,10 @@ import pytest
 from caphv.api import names
 from caphv.api.object import Obj
 from caphv.runtime.errors import Forbidden
-from reconciler.machine.quota import record_running_vm, start_halted_vm, started_after_quota
+from reconciler.blocked import Blocked
+from reconciler.machine.quota import record_running_vm, start_halted_vm, started_after_quota, vm_starting
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import MachineMemory, QuotaGate
-from reconciler.status import Blocked
 
 pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
 
@@ -67,7 +67,8 @@ class Machine:
 
     async def reconcile(self) -> Blocked:
         try:
-            return await start_halted_vm(self.scope, self.vm)
+            await start_halted_vm(self.scope, self.vm)
+            return vm_starting(self.scope)
         except Blocked as blocked:
             return blocked
 

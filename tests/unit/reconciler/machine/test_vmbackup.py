@@ -7,7 +7,7 @@ import pytest
 from caphv.api.object import Obj
 from caphv.api.ownership import Owner
 from caphv.runtime.errors import Forbidden, ServerFault, Unreachable
-from reconciler.status import Blocked
+from reconciler.blocked import Blocked
 from reconciler.triggers import Watched
 from tests.support.reconciler.vmbackups import NO_TARGET, BackupCase, Leaving, ago
 

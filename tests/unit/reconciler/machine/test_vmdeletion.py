@@ -13,9 +13,9 @@ from caphv.api.object import Obj
 from caphv.api.ownership import Owner, record
 from caphv.api.virtualmachine import cloud_init_secret_name
 from caphv.runtime.errors import Invalid
+from reconciler.blocked import Blocked
 from reconciler.harvester import slim
 from reconciler.machine import deletion
-from reconciler.status import Blocked
 from sandbox.harvester import kinds
 from tests.support.reconciler.machinedeletion import OWN, Client, pool, scope_of, vm_of
 

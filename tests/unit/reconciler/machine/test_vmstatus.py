@@ -100,8 +100,6 @@ class TestState:
     @pytest.mark.parametrize(
         ("machine", "instance", "phase"),
         [
-            (None, None, VmPhase.MISSING),
-            (None, vmi(), VmPhase.MISSING),
             (vm("Running", deletionTimestamp="t"), vmi(), VmPhase.DELETING),
             (vm("Terminating"), vmi(), VmPhase.DELETING),
             (vm(), None, VmPhase.STARTING),
@@ -136,7 +134,7 @@ class TestState:
             (vm("SomethingNew"), None, VmPhase.UNKNOWN),
         ],
     )
-    def test_phase(self, machine: Obj | None, instance: Obj | None, phase: VmPhase) -> None:
+    def test_phase(self, machine: Obj, instance: Obj | None, phase: VmPhase) -> None:
         state = vm_state(machine, instance)
         assert state.phase is phase
         assert state.message

@@ -1,8 +1,4 @@
-"""Report that a reconcile cannot continue, and write its findings once, at the end.
-
-A phase either completes or raises `Blocked`, which is not an error. Its condition tells the user
-what is missing, and its trigger requeues the object.
-"""
+"""The status of an object, drafted by all steps of a reconcile and written once, at its end."""
 
 from __future__ import annotations
 
@@ -12,59 +8,8 @@ from typing import Any
 import orjson
 
 from caphv.api import conditions
-from caphv.api.names import ConditionType, Reason, reason_when_true
+from caphv.api.names import ConditionType, reason_when_true
 from caphv.api.object import Obj
-from reconciler.triggers import Delay, Trigger
-
-
-class Blocked(Exception):
-    """The rest of this reconcile has to wait for one of `triggers`, which requeues the object.
-
-    :param warn: a user has to act
-    :param unknown: the state cannot be determined, for example while Harvester does not answer
-    :param outage: Harvester does not answer, or rejects these credentials. That says nothing about
-        the VMs there, so objects that were ready stay ready. An unknown state is an outage, too
-    """
-
-    def __init__(
-        self,
-        condition: ConditionType,
-        reason: Reason,
-        message: str,
-        first: Trigger,
-        *others: Trigger,
-        warn: bool = False,
-        unknown: bool = False,
-        outage: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.condition = condition
-        self.reason = reason
-        self.message = message
-        self.warn = warn
-        self.unknown = unknown
-        self.outage = outage or unknown
-        self.triggers = (first, *others)
-
-    def with_advice(self, advice: str) -> Blocked:
-        """Return a copy whose message ends with advice for the user."""
-        return Blocked(
-            self.condition,
-            self.reason,
-            f"{self.message}{advice}",
-            *self.triggers,
-            warn=self.warn,
-            unknown=self.unknown,
-            outage=self.outage,
-        )
-
-    @property
-    def requeue_after(self) -> float | None:
-        """Delay in seconds, None if only events requeue the object."""
-        return min(
-            (trigger.seconds for trigger in self.triggers if isinstance(trigger, Delay)),
-            default=None,
-        )
 
 
 class StatusDraft:

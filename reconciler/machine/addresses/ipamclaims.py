@@ -1,6 +1,6 @@
 """Claim addresses from IPAM providers before a VM is created, and release them after the VM.
 
-`reconciler.machine.addressclaims` decides what is claimed.
+`reconciler.machine.addresses.ipamplan` decides what is claimed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from caphv.api.object import Obj, being_deleted, uid_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import AlreadyExists, Forbidden, NotFound
 from reconciler import triggers
-from reconciler.machine.addressclaims import (
+from reconciler.blocked import Blocked
+from reconciler.machine.addresses.ipamplan import (
     WantedClaim,
     address_name,
     answers_claim,
@@ -25,12 +26,11 @@ from reconciler.machine.addressclaims import (
     pending_reason,
     wanted_claims,
 )
-from reconciler.machine.addressstate import AddressState
+from reconciler.machine.addresses.state import AddressState
 from reconciler.machine.guestinterfaces import GuestAddress
 from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.machine.scope import MachineScope
 from reconciler.remote.ipam import claims_version
-from reconciler.status import Blocked
 from reconciler.triggers import Delay, Subscription, Watched
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _REASONS = (
 )
 
 
-async def ensure_claims(scope: MachineScope) -> list[tuple[int, GuestAddress]]:
+async def ensure_address_claims(scope: MachineScope) -> list[tuple[int, GuestAddress]]:
     """Return the addresses of IPAM providers, after claiming them.
 
     They are with the numbers of their interfaces.
@@ -67,13 +67,15 @@ async def ensure_claims(scope: MachineScope) -> list[tuple[int, GuestAddress]]:
     return _read_addresses(scope, wanted, answers, addresses)
 
 
-async def confirm_claims(scope: MachineScope, claimed: Sequence[tuple[int, GuestAddress]]) -> None:
+async def confirm_address_claims(
+    scope: MachineScope, claimed: Sequence[tuple[int, GuestAddress]]
+) -> None:
     """Raise `Blocked` unless the server has the claims whose addresses the guest is to configure.
 
     A cache whose watch is broken has claims that were deleted. A VM would keep their addresses
     permanently, while others get them.
 
-    :param claimed: the result of `ensure_claims`
+    :param claimed: the result of `ensure_address_claims`
     """
     wanted = wanted_claims(scope.name, scope.spec)
     if not wanted:
@@ -95,7 +97,7 @@ async def confirm_claims(scope: MachineScope, claimed: Sequence[tuple[int, Guest
         raise _changed_claims("the addresses of IPAddressClaims have changed")
 
 
-def check_claims(scope: MachineScope) -> AddressState:
+def check_address_claims(scope: MachineScope) -> AddressState:
     """Return lost claims of a machine with a VM, because others may get its address.
 
     They are not created again: the answer would be another address, which the guest does not have.
@@ -170,7 +172,7 @@ def describe_released(scope: MachineScope) -> str:
     return f"{pools} ({', '.join(addresses) or 'none known'})"
 
 
-async def release_claims(scope: MachineScope) -> None:
+async def release_address_claims(scope: MachineScope) -> None:
     """Delete the claims of a machine whose VM no longer exists.
 
     Claims of another owner stay, whatever their name.

@@ -1,7 +1,7 @@
 """Reserve addresses of IPPools on Harvester for single interfaces.
 
-Module `ipaddress` does the same for the machine as a whole. Each address has an id of its own in
-its pool. `ipaddress.release_address` releases all of them with the machine.
+Module `pool` does the same for the machine as a whole. Each address has an id of its own in
+its pool. `entries.release_addresses` releases all of them with the machine.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from caphv.api.object import Obj, at
 from caphv.api.ownership import former_owner
 from caphv.runtime.errors import RequestError, Unauthorized, kind_of
 from reconciler import metrics, triggers
+from reconciler.blocked import Blocked
 from reconciler.harvester import addressplan
-from reconciler.machine import ipaddress
-from reconciler.machine.addressclaims import wanted_claims
-from reconciler.machine.addressstate import AddressState
+from reconciler.machine.addresses import entries
+from reconciler.machine.addresses.ipamplan import wanted_claims
+from reconciler.machine.addresses.state import AddressState
 from reconciler.machine.guestinterfaces import (
     GuestAddress,
     WantedAddress,
@@ -28,7 +29,6 @@ from reconciler.machine.guestinterfaces import (
 )
 from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.machine.scope import MachineScope
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ async def ensure_pool_addresses(scope: MachineScope) -> list[tuple[int, GuestAdd
     former = former_owner(scope.obj, scope.owner)
     if former and not scope.draft.fields.get(_FIELD):
         # As with the address of the machine, what was reserved before a backup needs our mark.
-        await ipaddress.adopt_address(scope, former.management_cluster)
+        await entries.adopt_addresses(scope, former.management_cluster)
     await _give_up_unwanted(scope, wanted)
 
     fingerprint = scope.session().fingerprint
@@ -109,25 +109,25 @@ async def _give_up_unwanted(scope: MachineScope, wanted: Sequence[WantedAddress]
     """Release what the machine reserved before its settings were changed."""
     places = {(want.pool, want.holder) for want in wanted}
 
-    def is_unwanted(entry: ipaddress.Entry) -> bool:
+    def is_unwanted(entry: entries.Entry) -> bool:
         return entry.holder != scope.reservation and (entry.pool, entry.holder) not in places
 
     recorded = scope.draft.fields.get(_FIELD) or []
     addresses = {_recorded(scope, want) for want in wanted}
     kept = [entry for entry in recorded if entry["address"] in addresses]
-    if kept == recorded and not any(map(is_unwanted, await ipaddress.held_entries(scope))):
+    if kept == recorded and not any(map(is_unwanted, await entries.held_entries(scope))):
         return
     # The status proves whose the entries are, and therefore changes after them.
-    await ipaddress.give_up(scope, is_unwanted)
+    await entries.give_up(scope, is_unwanted)
     scope.draft.fields[_FIELD] = kept
 
 
 async def _give_up(scope: MachineScope, want: WantedAddress, address: str) -> None:
     """Release an address that its pool no longer serves."""
     place = (want.pool, want.holder, address)
-    await ipaddress.give_up(scope, lambda entry: (entry.pool, entry.holder, entry.address) == place)
-    entries = scope.draft.fields.get(_FIELD) or ()
-    scope.draft.fields[_FIELD] = [entry for entry in entries if entry["address"] != address]
+    await entries.give_up(scope, lambda entry: (entry.pool, entry.holder, entry.address) == place)
+    recorded = scope.draft.fields.get(_FIELD) or ()
+    scope.draft.fields[_FIELD] = [entry for entry in recorded if entry["address"] != address]
 
 
 async def _allocate(scope: MachineScope, want: WantedAddress) -> GuestAddress | addressplan.Refusal:
@@ -142,7 +142,7 @@ async def _allocate(scope: MachineScope, want: WantedAddress) -> GuestAddress | 
         )
         return addressplan.Refusal(addressplan.RefusalReason.NO_POOL, message)
 
-    if ipaddress.is_another_machine(scope, want.holder):
+    if entries.is_another_machine(scope, want.holder):
         message = f"{want.holder} is the id of another HarvesterMachine in IPPools: rename one"
         return addressplan.Refusal(addressplan.RefusalReason.NO_POOL, message)
 
@@ -152,15 +152,15 @@ async def _allocate(scope: MachineScope, want: WantedAddress) -> GuestAddress | 
         want.holder,
         (want.pool,),
         address,
-        ipaddress.cluster_mark(scope),
-        adopt=not await ipaddress.is_contested_name(scope),
+        entries.cluster_mark(scope),
+        adopt=not await entries.is_contested_name(scope),
     )
     answer = await session.allocator.allocate(request)
     outcome = _guest_address(session.pools.get("", want.pool), want, answer)
     # The pool may hold an address that its ranges had before.
     address = answer.address if isinstance(answer, addressplan.Grant) else address
     # Another address is fine, because the VM does not exist yet.
-    if address and isinstance(outcome, addressplan.Refusal) and outcome.reason in ipaddress.ANOTHER:
+    if address and isinstance(outcome, addressplan.Refusal) and outcome.reason in entries.ANOTHER:
         await _give_up(scope, want, address)
         answer = await session.allocator.allocate(replace(request, address=""))
         outcome = _guest_address(session.pools.get("", want.pool), want, answer)
@@ -195,7 +195,7 @@ def _guest_address(
 async def _restore(scope: MachineScope, want: WantedAddress) -> str:
     """Restore one address, and return why it cannot be reserved again; empty if it is reserved."""
     session = scope.session()
-    mark = ipaddress.cluster_mark(scope)
+    mark = entries.cluster_mark(scope)
     pool = session.pools.get("", want.pool)
     if pool is None:
         # The subscription outlives this reconcile, which does not wait for the missing pool.

@@ -14,13 +14,14 @@ from caphv.api.object import Key, Obj
 from caphv.api.ownership import Owner
 from caphv.runtime.errors import Conflict
 from caphv.runtime.queue import WorkQueue
+from reconciler.blocked import Blocked
 from reconciler.harvester import addressplan
 from reconciler.harvester.addressplan import plan_releases
-from reconciler.machine import create
-from reconciler.machine.ipaddress import release_address
+from reconciler.machine import create, ensurevm
+from reconciler.machine.addresses.entries import release_addresses
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import MachineMemory
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics, Watched
 
 pytestmark = pytest.mark.unit
@@ -67,7 +68,7 @@ class Machine:
         """Ensure the VM, write the status, and return the patch of it."""
         draft = StatusDraft(self.obj)
         try:
-            await create.ensure_vm(self._scope(draft))
+            await ensurevm.ensure_vm(self._scope(draft))
         except Blocked as blocked:
             draft.set_false(blocked.condition, blocked.reason, blocked.message)
         patch = draft.patch()
@@ -111,7 +112,7 @@ class Machine:
             owner=Owner("HarvesterMachine", "team", "one", "u", "management"),
             requeue_after=None,
             namespace=lambda: SimpleNamespace(vms=vms),
-            current_namespace=lambda: SimpleNamespace(vms=vms),
+            require_current_namespace=lambda: SimpleNamespace(vms=vms),
             live_vm=self._live_vm,
             session=lambda: session,
             subscribe=lambda *topics: Topics().subscribe(queue, Key("team", "one"), *topics),
@@ -135,7 +136,7 @@ class Machine:
         return bool(released)
 
     async def delete(self) -> None:
-        await release_address(self._scope(StatusDraft(self.obj)), foreign_vm=False)
+        await release_addresses(self._scope(StatusDraft(self.obj)), foreign_vm=False)
 
     async def _settle(self, _ids: set[str]) -> None:
         """The cached pools show every reservation."""
@@ -164,12 +165,12 @@ def _other_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: object) -> Obj:
         raise Blocked(ConditionType.INFRASTRUCTURE_READY, "r", "refused", Watched.SELF)
 
-    for step in ("bootstrap_data", "ensure_secret", "offered_modes", "confirm_claims"):
+    for step in ("bootstrap_data", "ensure_secret", "offered_modes", "confirm_address_claims"):
         monkeypatch.setattr(create, step, passes)
     for step in ("require_inputs", "check_quota", "replace"):
         monkeypatch.setattr(create, step, lambda *_, **__: None)
-    monkeypatch.setattr(create, "adopt_or_refuse", same)
-    monkeypatch.setattr(create, "ensure_labels", same)
+    monkeypatch.setattr(ensurevm, "adopt_or_refuse", same)
+    monkeypatch.setattr(ensurevm, "ensure_labels", same)
     monkeypatch.setattr(create, "_request_vm", refuse)
 
 

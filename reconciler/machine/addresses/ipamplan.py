@@ -29,8 +29,8 @@ from caphv.api.plaintext import plain
 from reconciler.machine.guestinterfaces import GuestAddress
 
 _CLAIM_KIND = resources.ip_address_claims(resources.IPAM_VERSIONS[0]).kind
-_LONGEST_DETAIL = 512
-_LONGEST_VALUE = 64
+_MAX_DETAIL = 512
+_MAX_VALUE = 64
 # Loopback and broadcast. Guests of the sandbox have other addresses of 127.0.0.0/8.
 _NO_HOSTS = frozenset(map(ipaddress.ip_address, ("127.0.0.1", "::1", "255.255.255.255")))
 
@@ -55,7 +55,7 @@ class WantedClaim:
 def wanted_claims(machine: str, spec: Obj) -> tuple[WantedClaim, ...]:
     """Return the claims of a machine, in the order of interfaces and pools.
 
-    IPPools on Harvester need none, see `pooladdresses`.
+    IPPools on Harvester need none, see `interfaces`.
 
     Their names are `<machine>-<interface>-<pool>` with numbers from 0, so that no two machines of a
     namespace have a name in common.
@@ -139,7 +139,7 @@ def pending_reason(claim: Obj) -> tuple[str, str]:
     condition = get_condition(list_at(claim, "status", "conditions"), "Ready") or {}
     if condition.get("status") == "True":
         return "", ""
-    message = plain(str(condition.get("message") or ""), _LONGEST_DETAIL)
+    message = plain(str(condition.get("message") or ""), _MAX_DETAIL)
     return str(condition.get("reason") or ""), message
 
 
@@ -161,7 +161,7 @@ def claimed_address(obj: Obj) -> GuestAddress:
         or isinstance(prefix, bool)
         or not 0 < prefix <= address.max_prefixlen
     ):
-        raise ValueError(f"its prefix is {plain(repr(prefix), _LONGEST_VALUE)}")
+        raise ValueError(f"its prefix is {plain(repr(prefix), _MAX_VALUE)}")
     if not spec.get("gateway"):
         return GuestAddress(str(address), prefix)
 
@@ -177,7 +177,7 @@ def claimed_address(obj: Obj) -> GuestAddress:
 def _host_address(field: str, value: object) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Return an address that one host can have. Raises `ValueError`."""
     text = "" if value is None else str(value)
-    described = f"its {field} {plain(repr(text[:_LONGEST_VALUE]), _LONGEST_VALUE)}"
+    described = f"its {field} {plain(repr(text[:_MAX_VALUE]), _MAX_VALUE)}"
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Obj
-from reconciler.machine.addressclaims import (
+from reconciler.machine.addresses.ipamplan import (
     WantedClaim,
     claim_object,
     claimed_address,

@@ -14,18 +14,19 @@ from caphv.api.object import Key, Obj, Resource
 from caphv.runtime.errors import AlreadyExists, Forbidden, NotFound, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
-from reconciler.machine.addressclaims import claim_object, wanted_claims
-from reconciler.machine.addressstate import report_addresses
-from reconciler.machine.claimedaddresses import (
-    check_claims,
-    confirm_claims,
-    ensure_claims,
+from reconciler.blocked import Blocked
+from reconciler.machine.addresses.ipamclaims import (
+    check_address_claims,
+    confirm_address_claims,
+    ensure_address_claims,
     known_addresses,
-    release_claims,
+    release_address_claims,
 )
+from reconciler.machine.addresses.ipamplan import claim_object, wanted_claims
+from reconciler.machine.addresses.state import report_addresses
 from reconciler.machine.guestinterfaces import GuestAddress
 from reconciler.machine.scope import MachineScope
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 
 pytestmark = pytest.mark.unit
@@ -122,7 +123,7 @@ class Machine:
 
     async def blocked(self) -> Blocked:
         with pytest.raises(Blocked) as caught:
-            await ensure_claims(self.scope)
+            await ensure_address_claims(self.scope)
         return caught.value
 
     def requeued(self) -> bool:
@@ -190,9 +191,9 @@ async def test_machine_waits_for_the_caches_and_is_requeued(
 async def test_machine_without_the_field_asks_for_nothing() -> None:
     machine = Machine({"networks": ["a"]})
     machine.is_served, machine.is_filled = False, False
-    assert await ensure_claims(machine.scope) == []
-    report_addresses(machine.scope, [check_claims(machine.scope)])
-    await release_claims(machine.scope)
+    assert await ensure_address_claims(machine.scope) == []
+    report_addresses(machine.scope, [check_address_claims(machine.scope)])
+    await release_address_claims(machine.scope)
     assert known_addresses(machine.scope) == []
     assert not machine.requeued()
 
@@ -211,7 +212,7 @@ async def test_all_claims_are_made_before_the_first_is_answered_and_used_once_al
     blocked = await machine.blocked()
     assert "one-0-0" not in blocked.message
     machine.answer("one-0-1", address="fd00::5", prefix=64)
-    claimed = await ensure_claims(machine.scope)
+    claimed = await ensure_address_claims(machine.scope)
     assert claimed == [(0, GuestAddress("10.0.0.5", 24, "10.0.0.1")), (0, GuestAddress("fd00::5", 64))]
     assert known_addresses(machine.scope) == ["10.0.0.5", "fd00::5"]
 
@@ -288,17 +289,17 @@ async def test_claim_that_cannot_be_used(change: Obj, text: str, warn: bool) -> 
 async def test_lost_claim_of_a_vm_is_reported_once_and_not_recreated(lose: Any) -> None:
     machine = Machine()
     await machine.blocked()
-    report_addresses(machine.scope, [check_claims(machine.scope)])
+    report_addresses(machine.scope, [check_address_claims(machine.scope)])
     assert machine.draft.is_true(ALLOCATED)
 
     lose(machine)
     stored = set(machine.stored)
-    report_addresses(machine.scope, [check_claims(machine.scope)])
+    report_addresses(machine.scope, [check_address_claims(machine.scope)])
     assert not machine.draft.is_true(ALLOCATED)
     assert machine.events == ["VMIPAllocationFailed"]
     machine.obj = {**machine.obj, "status": machine.draft.fields}
     machine.draft = StatusDraft(machine.obj)
-    report_addresses(machine.scope, [check_claims(machine.scope)])
+    report_addresses(machine.scope, [check_address_claims(machine.scope)])
     assert machine.events == ["VMIPAllocationFailed"]
     assert set(machine.stored) == stored
 
@@ -306,12 +307,12 @@ async def test_lost_claim_of_a_vm_is_reported_once_and_not_recreated(lose: Any) 
 def test_claims_of_a_vm_are_checked_once_the_caches_are_filled() -> None:
     machine = Machine()
     machine.is_filled = False
-    report_addresses(machine.scope, [check_claims(machine.scope)])
+    report_addresses(machine.scope, [check_address_claims(machine.scope)])
     assert not machine.draft.has(ALLOCATED)
     assert machine.requeued()
 
     machine = Machine()
-    report_addresses(machine.scope, [check_claims(machine.scope)])
+    report_addresses(machine.scope, [check_address_claims(machine.scope)])
     assert not machine.requeued()
 
 
@@ -319,13 +320,13 @@ async def test_own_claims_are_released_by_their_uid_and_no_others() -> None:
     machine = Machine()
     await machine.blocked()
     machine.stored["one-0-1"]["metadata"]["ownerReferences"] = [{"kind": "HarvesterMachine", "uid": "uid-2"}]
-    await release_claims(machine.scope)
+    await release_address_claims(machine.scope)
     assert machine.deleted == [("one-0-0", "uid-of-one-0-0")]
 
     machine.stored.clear()
-    await release_claims(machine.scope)
+    await release_address_claims(machine.scope)
     machine.is_served = False
-    await release_claims(machine.scope)
+    await release_address_claims(machine.scope)
     assert machine.deleted == [("one-0-0", "uid-of-one-0-0")]
 
 
@@ -344,7 +345,7 @@ async def test_deletion_ends_when_the_group_of_the_claims_has_only_kinds_of_othe
     machine = Machine()
     await machine.blocked()
     machine.kinds = kinds
-    await release_claims(machine.scope)
+    await release_address_claims(machine.scope)
     assert machine.deleted == [(name, f"uid-of-{name}") for name in ("one-0-0", "one-0-1") if is_released]
 
 
@@ -377,19 +378,19 @@ async def test_address_of_a_provider_that_sets_no_owner_is_used() -> None:
     machine = await answered()
     for address in machine.addresses.values():
         address["metadata"]["ownerReferences"] = []
-    assert len(await ensure_claims(machine.scope)) == 2
+    assert len(await ensure_address_claims(machine.scope)) == 2
 
 
 async def test_claim_that_a_broken_watch_has_lost_is_recreated_before_the_vm_is_created() -> None:
     machine = await answered()
-    claimed = await ensure_claims(machine.scope)
-    await confirm_claims(machine.scope, claimed)
+    claimed = await ensure_address_claims(machine.scope)
+    await confirm_address_claims(machine.scope, claimed)
 
     machine.stall()
     del machine.live["one-0-1"]
-    assert await ensure_claims(machine.scope) == claimed
+    assert await ensure_address_claims(machine.scope) == claimed
     with pytest.raises(Blocked, match="IPAddressClaim one-0-1 was deleted before the VM was created") as caught:
-        await confirm_claims(machine.scope, claimed)
+        await confirm_address_claims(machine.scope, claimed)
     assert (caught.value.reason, caught.value.requeue_after) == ("VMIPClaimPending", 1)
     await machine.blocked()
     assert "one-0-1" in machine.live
@@ -397,30 +398,30 @@ async def test_claim_that_a_broken_watch_has_lost_is_recreated_before_the_vm_is_
 
 async def test_claim_that_replaced_another_is_answered_before_the_vm_is_created() -> None:
     machine = await answered()
-    claimed = await ensure_claims(machine.scope)
+    claimed = await ensure_address_claims(machine.scope)
     machine.stall()
     replaced = machine.live.pop("one-0-0")
     machine.create(replaced, uid="uid-2")
     with pytest.raises(Blocked, match="to answer IPAddressClaim one-0-0"):
-        await confirm_claims(machine.scope, claimed)
+        await confirm_address_claims(machine.scope, claimed)
 
     # The caches have caught up, and the guest's configuration has the former address.
     machine.answer("one-0-0", address="10.0.0.6", prefix=24)
     machine.live["one-0-0"] = {**machine.stored["one-0-0"]}
     machine.addresses["one-0-0"]["metadata"]["ownerReferences"] = [{"kind": "IPAddressClaim", "uid": "uid-2"}]
     with pytest.raises(Blocked, match="have changed before the VM was created: claiming again"):
-        await confirm_claims(machine.scope, claimed)
-    await confirm_claims(machine.scope, await ensure_claims(machine.scope))
+        await confirm_address_claims(machine.scope, claimed)
+    await confirm_address_claims(machine.scope, await ensure_address_claims(machine.scope))
 
 
 async def test_claim_in_deletion_gives_no_vm_an_address() -> None:
     machine = await answered()
-    claimed = await ensure_claims(machine.scope)
+    claimed = await ensure_address_claims(machine.scope)
     machine.stall()
     metadata = {**machine.live["one-0-0"]["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
     machine.live["one-0-0"] = {**machine.live["one-0-0"], "metadata": metadata}
     with pytest.raises(Blocked, match="IPAddressClaim one-0-0 is being deleted"):
-        await confirm_claims(machine.scope, claimed)
+        await confirm_address_claims(machine.scope, claimed)
 
 
 @pytest.mark.parametrize("verb", ["get", "delete"])
@@ -430,7 +431,7 @@ async def test_deletion_without_rights_leaves_claims_to_the_garbage_collector(
     machine = Machine()
     await machine.blocked()
     machine.denied = {verb}
-    await release_claims(machine.scope)
+    await release_address_claims(machine.scope)
     assert machine.deleted == []
     for name in machine.stored:
         assert f"leaving IPAddressClaim {name} to the garbage collector: cannot {verb}" in caplog.text

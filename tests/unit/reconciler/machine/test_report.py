@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from caphv.api.object import Obj
+from reconciler.machine.report import report_vm
 from reconciler.machine.scope import MachineScope
-from reconciler.machine.status import report_vm
 from reconciler.memory import MachineMemory
-from reconciler.status import StatusDraft
+from reconciler.statusdraft import StatusDraft
 
 pytestmark = pytest.mark.unit
 

@@ -20,13 +20,15 @@ from caphv.api.ownership import Owner
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, ServerFault, Unauthorized, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
+from reconciler.blocked import Blocked
 from reconciler.harvester import addressplan
-from reconciler.machine.addressstate import report_addresses
-from reconciler.machine.ipaddress import ensure_address, release_address, restore_address
+from reconciler.machine.addresses.entries import release_addresses
+from reconciler.machine.addresses.pool import ensure_address, restore_address
+from reconciler.machine.addresses.state import report_addresses
 from reconciler.machine.network import StaticAddress
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import MachineMemory
-from reconciler.status import Blocked, StatusDraft
+from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics, Watched
 from tests.support.ippools import pool
 
@@ -211,7 +213,7 @@ class New(Machine):
         namespace = {"subnetMask": "255.255.255.0", "gateway": "10.0.0.1"}
         scope.cluster_spec["vmNetworkConfig"] |= namespace
         scope.session = lambda: session  # type: ignore[method-assign]
-        scope.current_namespace = self._current_namespace  # type: ignore[method-assign]
+        scope.require_current_namespace = self._current_namespace  # type: ignore[method-assign]
         scope.live_vm = self._live_vm  # type: ignore[method-assign]
         return scope
 
@@ -224,7 +226,7 @@ class New(Machine):
 
     def delete(self) -> None:
         """Release what the deleted machine holds."""
-        asyncio.run(release_address(self._scope(StatusDraft(self.obj)), foreign_vm=False))
+        asyncio.run(release_addresses(self._scope(StatusDraft(self.obj)), foreign_vm=False))
 
     async def _settled(self, _ids: set[str]) -> None:
         pass

@@ -1,22 +1,20 @@
-"""Reserve the machine's static address before its VM is created, and release it after the VM."""
+"""Reserve the address of the first NIC in an IPPool on Harvester, before the VM is created."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
-from caphv.api import ippool, names, resources
+from caphv.api import ippool
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Key, Obj, annotations_of, key_of
-from caphv.api.ownership import former_owner, record
-from caphv.runtime.errors import Conflict, Forbidden, RequestError, Unauthorized, kind_of
+from caphv.api.ownership import former_owner
+from caphv.runtime.errors import RequestError, Unauthorized, kind_of
 from reconciler import metrics, triggers
+from reconciler.blocked import Blocked
 from reconciler.harvester import addressplan
-from reconciler.machine.addressclaims import wanted_claims
-from reconciler.machine.addressstate import AddressState
-from reconciler.machine.guestinterfaces import recorded_addresses, wanted_addresses
+from reconciler.machine.addresses import entries
+from reconciler.machine.addresses.ipamplan import wanted_claims
+from reconciler.machine.addresses.state import AddressState
 from reconciler.machine.network import (
     InterfaceNetwork,
     Network,
@@ -27,28 +25,9 @@ from reconciler.machine.network import (
     with_address,
 )
 from reconciler.machine.scope import MachineScope
-from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 log = logging.getLogger(__name__)
-
-# So many characters of a management cluster's uid mark its addresses. They are random enough, and
-# short enough for pools with thousands of addresses.
-_SHORT = 8
-ANOTHER = (addressplan.RefusalReason.EXHAUSTED, addressplan.RefusalReason.TAKEN)
-"""If its own address is refused for these reasons, a machine may get another one."""
-
-
-class Entry(NamedTuple):
-    """An address that a pool holds for the machine, and whether that is certain.
-
-    `holder` is the id of the machine, or that of an address of a single interface.
-    """
-
-    pool: str
-    address: str
-    holder: str
-    proven: bool
 
 
 async def ensure_address(scope: MachineScope) -> Network:
@@ -100,35 +79,22 @@ async def _allocate(
     if former and not address:
         # The machine was backed up before its VM was created. Without our mark, the address that it
         # had reserved would stay reserved forever.
-        await adopt_address(scope, former.management_cluster)
-    is_contested = await is_contested_name(scope)
+        await entries.adopt_addresses(scope, former.management_cluster)
+    is_contested = await entries.is_contested_name(scope)
 
     request = addressplan.AddressRequest(
-        scope.reservation, pools, address, cluster_mark(scope), adopt=not is_contested
+        scope.reservation, pools, address, entries.cluster_mark(scope), adopt=not is_contested
     )
     answer = await session.allocator.allocate(request)
     # The pool of the address may have been changed or removed. Another address is fine, because the
     # VM does not exist yet.
-    if address and isinstance(answer, addressplan.Refusal) and answer.reason in ANOTHER:
+    if address and isinstance(answer, addressplan.Refusal) and answer.reason in entries.ANOTHER:
         own = scope.reservation
-        await give_up(scope, lambda entry: (entry.holder, entry.address) == (own, address))
+        await entries.give_up(scope, lambda entry: (entry.holder, entry.address) == (own, address))
         del scope.draft.fields["allocatedIPAddress"]
         scope.draft.fields.pop("allocatedPoolRef", None)
         answer = await session.allocator.allocate(replace(request, address=""))
     return answer
-
-
-async def give_up(scope: MachineScope, is_useless: Callable[[Entry], bool]) -> None:
-    """Release addresses of a machine without a VM, because its pools no longer serve them.
-
-    Raises `Blocked` or `Conflict` if a VM may exist and use the addresses.
-    """
-    scope.current_namespace()
-    if await scope.live_vm() is not None:
-        message = f"VirtualMachine {scope.target_namespace}/{scope.name} was created; retrying"
-        raise Conflict(409, "Conflict", message)
-
-    await _release(scope, filter(is_useless, await held_entries(scope)))
 
 
 async def restore_address(scope: MachineScope) -> AddressState:
@@ -139,7 +105,7 @@ async def restore_address(scope: MachineScope) -> AddressState:
     network = effective_network(scope.spec, scope.cluster_spec)
     is_allocated = scope.draft.is_true(ConditionType.VM_IP_ALLOCATED)
     is_static = isinstance(network, StaticAddress | InterfaceNetwork)
-    # `check_claims` decides about a machine with claims.
+    # `check_address_claims` decides about a machine with claims.
     if is_static and not is_allocated and not wanted_claims(scope.name, scope.spec):
         return AddressState(is_reserved=True)
     if not isinstance(network, PoolNetwork):
@@ -150,7 +116,7 @@ async def restore_address(scope: MachineScope) -> AddressState:
     candidates = filter(None, (fields.get("allocatedPoolRef"), *network.pools))
     configured = tuple(dict.fromkeys(candidates))
     if not fields.get("allocatedIPAddress"):
-        for entry in await held_entries(scope):
+        for entry in await entries.held_entries(scope):
             if entry.pool in configured and entry.holder == scope.reservation:
                 _record_address(scope, entry.pool, entry.address)
 
@@ -184,7 +150,7 @@ def _holding_pool(scope: MachineScope, configured: tuple[str, ...], address: str
     cached = scope.session().pools
     for name in configured:
         pool = cached.get("", name)
-        if pool and ippool.holds(pool, address, scope.reservation, cluster_mark(scope)):
+        if pool and ippool.holds(pool, address, scope.reservation, entries.cluster_mark(scope)):
             return name
     return ""
 
@@ -211,7 +177,9 @@ async def _reserve_again(scope: MachineScope, pools: tuple[str, ...], address: s
     """
     session = scope.session()
     changed = scope.subscribe(*(triggers.pool(session.fingerprint, pool) for pool in pools))
-    request = addressplan.AddressRequest(scope.reservation, pools, address, cluster_mark(scope))
+    request = addressplan.AddressRequest(
+        scope.reservation, pools, address, entries.cluster_mark(scope)
+    )
     try:
         answer = await session.allocator.allocate(request)
     except Unauthorized:
@@ -234,114 +202,3 @@ async def _reserve_again(scope: MachineScope, pools: tuple[str, ...], address: s
     message = f"IPPool {answer.pool} no longer had address {address} of this machine"
     scope.event("AddressReservedAgain", f"{message}; reserved it again")
     return AddressState(is_reserved=True)
-
-
-async def release_address(scope: MachineScope, *, foreign_vm: bool) -> None:
-    """Release every address that a pool holds for the machine, those of interfaces included.
-
-    :param foreign_vm: whether the VM with the machine's name belongs to another owner. It may use
-        the address then, so only entries with this management cluster's mark are released
-    """
-    # The pools decide instead of the status, because a crash after the reservation leaves the
-    # address only in the pool, and a write whose answer was lost may add it later.
-    holders = (want.holder for want in wanted_addresses(scope.reservation, scope.spec))
-    await scope.session().allocator.settle({scope.reservation, *holders})
-    await _release(scope, _marked_entries(scope) if foreign_vm else await held_entries(scope))
-
-
-async def _release(scope: MachineScope, entries: Iterable[Entry]) -> None:
-    """Release these addresses."""
-    for entry in entries:
-        allocator = scope.session().allocator
-        if await allocator.release(entry.pool, entry.address, entry.holder, cluster_mark(scope)):
-            metrics.IPPOOL_RELEASES.inc()
-            log.info("released address %s in IPPool %s", entry.address, entry.pool)
-
-
-async def adopt_address(scope: MachineScope, former_cluster: str) -> None:
-    """Mark addresses that another management cluster reserved for this machine as ours.
-
-    :param former_cluster: uid of the other management cluster
-    """
-    allocator = scope.session().allocator
-    for entry in _entries(scope, former_cluster):
-        await allocator.mark(entry.pool, entry.address, cluster_mark(scope))
-
-
-async def held_entries(scope: MachineScope) -> list[Entry]:
-    """Return all reservations of the machine."""
-    entries = list(_entries(scope, scope.owner.management_cluster))
-    is_contested = await _is_contested(scope, entries)
-    return [entry for entry in entries if entry.proven or not is_contested]
-
-
-def _marked_entries(scope: MachineScope) -> list[Entry]:
-    """Return all reservations with this management cluster's mark."""
-    entries = []
-    for pool in scope.session().pools.store:
-        held = ippool.held_by_machine(pool, scope.reservation, cluster_mark(scope))
-        entries += [
-            Entry(pool["metadata"]["name"], address, holder, is_marked)
-            for address, (holder, is_marked) in held.items()
-            if is_marked and not is_another_machine(scope, holder)
-        ]
-    return entries
-
-
-async def is_contested_name(scope: MachineScope) -> bool:
-    """Return whether an entry of a pool may be of another machine of this name."""
-    return await _is_contested(scope, _entries(scope, scope.owner.management_cluster))
-
-
-async def _is_contested(scope: MachineScope, entries: Iterable[Entry]) -> bool:
-    """Return whether a machine of that name in another management cluster may hold an entry."""
-    # Marks decide. Entries that the Go provider or a user has made have no mark. For them, the
-    # existence of another VM with the name on Harvester decides.
-    if all(entry.proven for entry in entries):
-        return False
-    try:
-        answer = await scope.session().client.list(
-            resources.VIRTUAL_MACHINES, field_selector=f"metadata.name={scope.name}"
-        )
-    except Forbidden:
-        return True  # the account may read only some namespaces
-    return any(_may_hold(scope, vm) for vm in answer.get("items") or ())
-
-
-def _may_hold(scope: MachineScope, vm: Obj) -> bool:
-    """Return whether another VM may use addresses that pools hold for the machine's id."""
-    if key_of(vm) == Key(scope.target_namespace, scope.name):
-        return False
-    owner = record(scope.owner)[names.OWNER_ANNOTATION]
-    return annotations_of(vm).get(names.OWNER_ANNOTATION, owner) == owner
-
-
-def _entries(scope: MachineScope, management_cluster: str) -> Iterator[Entry]:
-    """Yield all entries of pools that may belong to the machine of a management cluster."""
-    recorded = {
-        scope.draft.fields.get("allocatedIPAddress"),
-        *recorded_addresses(scope.draft.fields),
-    }
-    for pool in scope.session().pools.store:
-        held = ippool.held_by_machine(pool, scope.reservation, management_cluster[:_SHORT])
-        for address, (holder, is_marked) in held.items():
-            if is_another_machine(scope, holder):
-                continue
-            is_proven = is_marked or address in recorded
-            yield Entry(pool["metadata"]["name"], address, holder, is_proven)
-
-
-def is_another_machine(scope: MachineScope, holder: str) -> bool:
-    """Return whether the id of an address of an interface is that of another machine.
-
-    The Go provider allowed such names, for example `one.1-0` next to machine `one`.
-    """
-    if holder == scope.reservation:
-        return False
-    namespace, _, name = holder.partition("/")
-    return scope.context.caches.harvester_machines.get(namespace, name) is not None
-
-
-def cluster_mark(scope: MachineScope) -> str:
-    """Return the text with which pools mark addresses of this management cluster."""
-    return scope.owner.management_cluster[:_SHORT]
