@@ -90,8 +90,8 @@ async def find_moved(client: ApiClient, clusters: Resource, keys: Iterable[Key])
 def objects_to_delete(backup: Backup) -> frozenset[ObjectId]:
     """Return the Clusters, and the objects that only these Clusters own.
 
-    Classes, identities and namespaces stay. A template stays, too, if a Cluster that is not moved
-    uses it, because the core adds each such Cluster to the owners of the template. An IPAddress
+    Classes, identities and namespaces stay. So does a template that a Cluster outside the move
+    uses, because the core adds each such Cluster to the owners of the template. An IPAddress
     is deleted with its claim.
     """
     uids = {uid_of(obj) for identity, obj in backup.objects.items() if identity[:2] == CLUSTER}

@@ -179,7 +179,8 @@ async def _read_facts(
         permission = await read_permission(
             client, identity, map(namespace_of, naming), provider_namespace
         )
-        facts.refused, facts.unknown = permission.refused, permission.unread
+        facts.refused = permission.refused
+        facts.unknown = permission.unread
         facts.clusters = [obj for obj in naming if namespace_of(obj) not in permission.denied]
         clusters = set(map(_cluster_of, facts.clusters))
         facts.machines = [obj for obj in objects.harvester_machines if _cluster_of(obj) in clusters]
@@ -199,7 +200,8 @@ async def _read_facts(
         ) as harvester:
             await _fill_in(facts, harvester)
     except Unauthorized as error:
-        facts.error, facts.rejected = f"it rejects the credentials: {error}", True
+        facts.error = f"it rejects the credentials: {error}"
+        facts.rejected = True
     except Unreachable as error:
         facts.error = f"it is unreachable: {error}"
     except (ApiError, KubeconfigError) as error:

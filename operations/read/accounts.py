@@ -124,7 +124,13 @@ async def _read_account(
     allowed = [obj for obj in clusters if namespace_of(obj) not in denied]
     targets = {str(target) for obj in allowed if (target := at(obj, "spec", "targetNamespace"))}
     hidden = [Unseen(describe(key), why) for why in denied.values()]
-    account = Account(key, kubeconfig, frozenset(targets), frozenset(denied), renewed)
+    account = Account(
+        identity=key,
+        kubeconfig=kubeconfig,
+        namespaces=frozenset(targets),
+        refused=frozenset(denied),
+        renewed=renewed,
+    )
     return account, hidden
 
 
@@ -233,7 +239,8 @@ async def read_permission(
         obj = None
 
     secret = None
-    refused, unread = {}, {}
+    refused = {}
+    unread = {}
     for namespace in sorted(set(namespaces)):
         labels = None
         if obj and depends_on_labels(obj, namespace):
@@ -250,7 +257,14 @@ async def read_permission(
     is_renewed = obj is not None and renewal_of(obj) is not None
     condition = condition_of(obj, ConditionType.TOKEN_RENEWED) if obj and is_renewed else {}
     problem = str(condition.get("message") or "") if condition.get("status") == "False" else ""
-    return Permission(identity, secret, refused, unread, is_renewed, problem)
+    return Permission(
+        identity=identity,
+        secret=secret,
+        refused=refused,
+        unread=unread,
+        is_renewed=is_renewed,
+        problem=problem,
+    )
 
 
 async def read_credentials(
@@ -313,12 +327,13 @@ def namespace_of(obj: Obj) -> str:
 async def secrets_with_token(
     client: ApiClient, secrets: Iterable[Key], token: str
 ) -> tuple[list[str], list[str]]:
-    """Return which identity Secrets hold a token, and which cannot be read. No Harvester is asked.
+    """Return the identity Secrets that hold a token, and those that cannot be read.
 
-    A kubeconfig counts even if its certificates or its server cannot be used, because its token is
-    valid nevertheless.
+    No Harvester is asked. A kubeconfig counts even if its certificates or its server cannot be
+    used, because its token is valid nevertheless.
     """
-    sharing, unread = [], []
+    sharing = []
+    unread = []
     for secret in sorted(secrets):
         try:
             with allow_insecure():

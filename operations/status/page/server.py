@@ -23,7 +23,7 @@ from aiohttp import web
 # Proxies close a stream on which nothing is sent.
 _HEARTBEAT_SECONDS = 15.0
 # Browsers open a stream for each tab. Each stream costs a file descriptor and a copy of the state.
-_MOST_STREAMS = 32
+_MAX_STREAMS = 32
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class PageServer:
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        if self._streams >= _MOST_STREAMS:
+        if self._streams >= _MAX_STREAMS:
             text = "Too many pages are open: close some."
             raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "15"})
 
