@@ -31,7 +31,7 @@ Choice = tuple[str, str]
 """A value, and a note on it."""
 _POOL_FLAGS = ("--gateway", "--subnet-mask", "--dns")
 _SYSTEM = ("kube-", "cattle-", "fleet-", "longhorn-", "harvester-system", "local")
-_MOST = 30
+_MAX_CHOICES = 30
 
 
 class Interview:
@@ -219,9 +219,11 @@ def _summary(
     definition: Definition, harvester: Surroundings | None, server: str
 ) -> list[tuple[str, str]]:
     pools = [ref.rpartition("/")[2] for ref in definition.addresses.get("ipPoolRefs") or ()]
-    addresses, balancer = "DHCP", "DHCP"
+    addresses = "DHCP"
+    balancer = "DHCP"
     if pools:
-        mask, gateway = definition.addresses.get("subnetMask"), definition.addresses.get("gateway")
+        mask = definition.addresses.get("subnetMask")
+        gateway = definition.addresses.get("gateway")
         addresses = f"{_pool_names(pools, harvester)}; gateway {gateway}, mask {mask}"
     if name := definition.load_balancer.get("ipPoolRef"):
         balancer = _pool_names([str(name)], harvester)
@@ -319,10 +321,10 @@ def _replace_numbers(flag: Flag, choices: list[Choice], answer: str) -> str:
 
 def _show(flag: Flag, choices: list[Choice]) -> None:
     _say("")
-    for number, (value, note) in enumerate(choices[:_MOST], 1):
+    for number, (value, note) in enumerate(choices[:_MAX_CHOICES], 1):
         _say(f"  {number:>2}  {value}{f'  ({note})' if note else ''}")
-    if len(choices) > _MOST:
-        _say(f"      and {len(choices) - _MOST} more")
+    if len(choices) > _MAX_CHOICES:
+        _say(f"      and {len(choices) - _MAX_CHOICES} more")
 
 
 def _say(text: str) -> None:
