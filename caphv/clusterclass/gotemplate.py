@@ -16,10 +16,10 @@ import orjson
 from caphv.api.object import Obj, at
 
 _TOKEN = re.compile(r'\(|\)|\||"(?:[^"\\]|\\.)*+"?|[^\s()|"]+')
-_LONGEST = 256 * 1024
-_LONGEST_ACTION = 4096
-_MOST_STEPS = 100_000
-_DEEPEST = 50
+_MAX_TEXT_LENGTH = 256 * 1024
+_MAX_ACTION_LENGTH = 4096
+_MAX_STEPS = 100_000
+_MAX_DEPTH = 50
 
 
 class UnsupportedError(ValueError):
@@ -28,7 +28,7 @@ class UnsupportedError(ValueError):
 
 def render(template: str, variables: Obj) -> str:
     """Render a template with variables. Raises `UnsupportedError`."""
-    if len(template) > _LONGEST:
+    if len(template) > _MAX_TEXT_LENGTH:
         raise UnsupportedError("the template is too long")
 
     # The pieces are in reverse order, because removing one from the end of a list moves no others.
@@ -61,7 +61,7 @@ class _Renderer:
         """
         for node in nodes:
             self._steps += 1
-            if self._steps > _MOST_STEPS:
+            if self._steps > _MAX_STEPS:
                 raise UnsupportedError("the template takes too long")
 
             if isinstance(node, str):
@@ -98,7 +98,7 @@ class _Renderer:
 
     def _value(self, text: str, dot: Any) -> Any:
         tokens = deque(_TOKEN.findall(text))
-        if tokens.count("(") > _DEEPEST:
+        if tokens.count("(") > _MAX_DEPTH:
             raise UnsupportedError("an action has too many brackets")
         value = self._pipeline(tokens, dot)
         if tokens:
@@ -231,14 +231,15 @@ def _pieces(template: str) -> Iterator[tuple[str, str]]:
         text = text.lstrip() if trims else text
 
         inner = template[start + 2 : end]
-        if len(inner) > _LONGEST_ACTION:
+        if len(inner) > _MAX_ACTION_LENGTH:
             raise UnsupportedError("an action is too long")
 
         trims_before = inner[:1] == "-" and inner[1:2].isspace()
         yield "text", text.rstrip() if trims_before else text
 
         inner = inner[1:] if trims_before else inner
-        position, trims = end + 2, inner[-1:] == "-" and inner[-2:-1].isspace()
+        position = end + 2
+        trims = inner[-1:] == "-" and inner[-2:-1].isspace()
         action = (inner[:-1] if trims else inner).strip()
         if not action.startswith("/*"):
             yield "action", action
@@ -254,7 +255,7 @@ def _parse(
 
     Returns the nodes, and the action that ended them.
     """
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         raise UnsupportedError("blocks are nested too deeply")
 
     nodes: list[Any] = []
