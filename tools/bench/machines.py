@@ -53,7 +53,7 @@ class Watcher:
         return tasks
 
     async def wait_until(self, title: str, condition: Any, timeout: float) -> None:
-        """Wait for a condition over what watches reported. Raises TimeoutError."""
+        """Wait for a condition over what watches reported. Raises `TimeoutError`."""
         deadline = time.monotonic() + timeout
         while not condition():
             self.changed.clear()
