@@ -71,7 +71,7 @@ def interrupted_moves(target: Restore) -> list[tuple[list[str], bool]]:
 
 
 async def find_moved(client: ApiClient, clusters: Resource, keys: Iterable[Key]) -> set[Key]:
-    """Return which Clusters an interrupted move has already brought to the target.
+    """Return the Clusters that an interrupted move has already brought to the target.
 
     The move has deleted them on the source. Raises `ApiError`, `Unreachable`.
     """

@@ -103,7 +103,7 @@ def used_pools(clusters: Sequence[Obj], machines: Sequence[Obj]) -> set[str]:
 
 
 def absence_of(unseen: Sequence[str], server: str = "") -> list[str]:
-    """Return which entries of a backup's `unseen` may be about IPPools.
+    """Return the entries of a backup's `unseen` that may concern IPPools.
 
     :param unseen: what could not be read
     :param server: the URL of a Harvester, if only its pools matter

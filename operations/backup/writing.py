@@ -242,7 +242,7 @@ def _manager(entry: Obj) -> tuple[str, str, str]:
 
 
 def _unserved_kinds(backup: Backup, kinds: dict[tuple[str, str], Resource]) -> Iterator[str]:
-    """Say which kinds of a backup the target does not serve in their version."""
+    """Name the kinds of a backup that the target does not serve in their version."""
     for identity, obj in backup.objects.items():
         # Another version of a kind could lose fields silently.
         resource = kinds.get((identity.group, identity.kind))

@@ -96,7 +96,7 @@ def remains_of(objects: ManagementObjects, key: Key) -> Parts | None:
 
 
 def pending_remains(parts: Parts, now: datetime) -> tuple[PendingDeletion, ...]:
-    """Return what the remains of a cluster wait for, or that nothing asks for their deletion."""
+    """Return what blocks the remains of a cluster, or that their deletion is not requested."""
     pending = list(pending_deletions(parts, now))
     reported = {deletion.object for deletion in pending}
 
@@ -145,7 +145,7 @@ def forcible(parts: Parts) -> tuple[tuple[str, Obj], ...]:
 
 
 def _machines(parts: Parts, now: datetime) -> Iterator[PendingDeletion]:
-    """Say what each machine waits for."""
+    """Yield the wait of each machine."""
     for machine in parts.machines:
         if not being_deleted(machine):
             if being_deleted(parts.cluster):
@@ -165,7 +165,7 @@ def _machines(parts: Parts, now: datetime) -> Iterator[PendingDeletion]:
 
 
 def _reason(machine: Obj) -> str:
-    """Return what the core waits for before it deletes the HarvesterMachine of a Machine."""
+    """Return the wait of the core before it deletes the HarvesterMachine of a Machine."""
     condition = condition_of(machine, "Deleting")
     message = " ".join(str(condition.get("message") or "").split())
     if reason := message or str(condition.get("reason") or ""):
@@ -177,7 +177,7 @@ def _reason(machine: Obj) -> str:
 
 
 def _unrequested_deletion(parts: Parts, machine: Obj, now: datetime) -> PendingDeletion:
-    """Return what a Machine waits for whose owner has not asked for its deletion.
+    """Return the wait of a Machine whose owner has not requested its deletion.
 
     It is stuck if nothing that comes before it explains that.
     """
@@ -197,7 +197,7 @@ def _unrequested_deletion(parts: Parts, machine: Obj, now: datetime) -> PendingD
 
 
 def _infrastructure(parts: Parts, obj: Obj, kind: str, now: datetime) -> PendingDeletion:
-    """Return what the provider waits for, by the first condition that is not true.
+    """Return the wait of the provider, from the first condition that is not true.
 
     :param parts: the objects of the cluster
     :param obj: a HarvesterCluster or HarvesterMachine that is being deleted
@@ -220,7 +220,7 @@ def _infrastructure(parts: Parts, obj: Obj, kind: str, now: datetime) -> Pending
 
 
 def _wait(obj: Obj, kind: str, reason: str, step: str, now: datetime) -> PendingDeletion:
-    """Return what an object waits for: one that is paused waits for the end of its pause.
+    """Return the wait of an object. If it is paused, it waits for the end of its pause.
 
     :param obj: an object that is being deleted
     :param kind: its kind

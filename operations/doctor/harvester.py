@@ -84,7 +84,7 @@ class HarvesterFacts:
     owners: dict[Key, Obj] = field(default_factory=dict)
     """Clusters by namespace and name."""
     recorded_owners: OwnerObjects | None = None
-    """HarvesterMachines and HarvesterClusters; None where they may not be read."""
+    """HarvesterMachines and HarvesterClusters; None if they may not be read."""
     pools: tuple[PoolReport, ...] = ()
     secret: Key | None = None
     """The Secret of the identity, None if it is not known."""
@@ -176,7 +176,7 @@ def _check_permission(facts: HarvesterFacts, secret: str) -> Iterator[Check]:
 
 
 def _check_identity(facts: HarvesterFacts, secret: str) -> Check:
-    """Say why there is no kubeconfig."""
+    """Return an error that says why there is no kubeconfig."""
     where = facts.secret or facts.identity
     if is_cluster_identity(where):  # its Secret is not known
         remedy = (

@@ -37,7 +37,7 @@ class ManagementFacts:
     endpoints: list[Obj] = field(default_factory=list)
     certificates: list[Obj] = field(default_factory=list)
     cert_manager: list[Obj] | None = None
-    """Deployments of cert-manager, None where they may not be read."""
+    """Deployments of cert-manager, None if they may not be read."""
     fleet_clusters: list[Obj] = field(default_factory=list)
     releases: dict[str, str] = field(default_factory=dict)
     """Releases of Fleet and of what joins it to Cluster API, by component, as far as they show."""

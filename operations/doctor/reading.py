@@ -167,7 +167,7 @@ async def _read_facts(
     :param client: client of the management cluster
     :param objects: the objects of the management cluster
     :param identity: the Secret with the credentials
-    :param owners: owners of objects on Harvester, None where they may not be read
+    :param owners: owners of objects on Harvester, None if they may not be read
     :param provider_namespace: namespace of the provider, empty if it is not known
     """
     facts = HarvesterFacts(identity)

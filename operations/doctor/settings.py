@@ -65,7 +65,7 @@ def checks(
 
 
 def value_of(objects: HarvesterObjects, name: str) -> Any:
-    """Return the parsed value of a setting of Harvester; None where it cannot be read."""
+    """Return the parsed value of a setting of Harvester; None if it cannot be read."""
     for setting in objects.settings:
         if setting["metadata"]["name"] == name:
             return harvestersettings.value_of(setting)

@@ -152,8 +152,11 @@ def _check_tags(storage_class: Obj, nodes: list[Obj] | None, subject: str) -> It
     if scheduled >= needed:
         return
 
-    tags = [f"nodes {_join(node_tags)}"] if node_tags else []
-    tags += [f"disks {_join(disk_tags)}"] if disk_tags else []
+    tags = []
+    if node_tags:
+        tags.append(f"nodes {_join(node_tags)}")
+    if disk_tags:
+        tags.append(f"disks {_join(disk_tags)}")
     number = counted(tagged, "host has", "hosts have")
     message = (
         f"StorageClass {storage_class['metadata']['name']} needs "
@@ -237,7 +240,8 @@ def _jobs_of(storage_class: Obj, jobs: list[Obj]) -> tuple[list[Obj], list[str]]
         if entry.get("isGroup"):
             in_group = {key: job for key, job in by_name.items() if name in _groups_of(job)}
             selected |= in_group
-            missing += [] if in_group else [f"group {name}"]
+            if not in_group:
+                missing.append(f"group {name}")
         elif name in by_name:
             selected[name] = by_name[name]
         else:

@@ -306,13 +306,13 @@ async def without_refused(client: ApiClient, harvester_clusters: Iterable[Obj]) 
 
 
 async def secrets_of_cluster_identities(client: ApiClient) -> dict[Key, Key]:
-    """Return the Secret of each HarvesterClusterIdentity; none where they may not be listed."""
+    """Return the Secret of each HarvesterClusterIdentity; none if they may not be listed."""
     identities = await list_cluster_identities(client)
     return {cluster_identity(key_of(obj).name): secret_of(obj) for obj in identities}
 
 
 async def list_cluster_identities(client: ApiClient) -> list[Obj]:
-    """Return the HarvesterClusterIdentities; none where they may not be listed."""
+    """Return the HarvesterClusterIdentities; none if they may not be listed."""
     try:
         return await list_all(client, HARVESTER_CLUSTER_IDENTITIES)
     except (NotFound, Forbidden):

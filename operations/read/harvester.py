@@ -57,7 +57,7 @@ class Harvesters:
         return self.by_identity.get(identity)
 
     def account_of(self, harvester_cluster: Obj) -> Account | None:
-        """Return the credentials of a HarvesterCluster; None where it may not use any."""
+        """Return the credentials of a HarvesterCluster; None if it may not use any."""
         account = self.accounts.get(identity_of(harvester_cluster))
         return account if account and account.serves(harvester_cluster) else None
 

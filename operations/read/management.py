@@ -120,7 +120,7 @@ async def list_all(
 
 
 def unseen(what: str, error: RequestError) -> Unseen:
-    """Say why something could not be read."""
+    """Return the reason why something could not be read."""
     return Unseen(what, str(error), isinstance(error, Forbidden), isinstance(error, NotFound))
 
 

@@ -1,4 +1,4 @@
-"""Say how far a cluster is parked or resumed: then nothing else about it is a problem.
+"""Report the progress of parking or resuming, which hides all other problems of a cluster.
 
 Its VMs are stopped, and its conditions are those that it had when it was paused.
 """

@@ -69,7 +69,7 @@ class LivePage:
         self._feed = Feed()
         self._server = PageServer(self._feed, token)
 
-        # The results of the last reads. A new state is made of them after each change.
+        # The results of the last reads. A new state is built from them after each change.
         self._objects = ManagementObjects()
         self._harvesters = Harvesters()
         self._nodes: dict[Key, list[Obj] | Unseen] = {}

@@ -81,13 +81,14 @@ class PageServer:
             await web.TCPSite(runner, host, port).start()
             # Port 0 lets the system choose one.
             bound = runner.addresses[0][1]
-            yield f"http://{f'[{host}]' if ':' in host else host}:{bound}/{self._token}/"
+            authority = f"[{host}]" if ":" in host else host
+            yield f"http://{authority}:{bound}/{self._token}/"
         finally:
             await runner.cleanup()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Refuse requests with another host name, or without the token."""
+        """Reject requests with another host name, or without the token."""
         named = (request.url.host or "").removesuffix(".").lower()
         if not (
             _is_loopback(named) or named in self._hosts or (self._hosts and _is_address(named))
