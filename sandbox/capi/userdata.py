@@ -176,8 +176,12 @@ def _render_text(files: Sequence[Obj], ntp: Sequence[str], commands: Sequence[st
 
 def _render_file(file: Obj) -> str:
     lines = [f"-   path: {file['path']}"]
-    lines += [f'    encoding: "{file["encoding"]}"'] if file.get("encoding") else []
-    lines += [f"    owner: {file['owner']}"] if file.get("owner") else []
-    lines += [f"    permissions: '{file['permissions']}'"] if file.get("permissions") else []
+    if file.get("encoding"):
+        lines.append(f'    encoding: "{file["encoding"]}"')
+    if file.get("owner"):
+        lines.append(f"    owner: {file['owner']}")
+    if file.get("permissions"):
+        lines.append(f"    permissions: '{file['permissions']}'")
+
     content = "\n".join(f"      {line}" for line in (file.get("content") or "").split("\n"))
     return "\n".join([*lines, "    content: |", content])

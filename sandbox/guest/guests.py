@@ -165,7 +165,8 @@ class Guests:
         async def report(is_held: bool) -> None:
             if user_data.has_agent:
                 current = list(addresses)
-                current[number] += (settings.address,) if is_held else ()
+                if is_held:
+                    current[number] += (settings.address,)
                 await self._agent.report(guest, current)
 
         return VirtualAddress(settings, report)

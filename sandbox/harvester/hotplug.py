@@ -59,14 +59,14 @@ def request_patch(vm: Obj, vmi: Obj) -> Obj:
     if needs_restart(vm, vmi) or is_changing(vmi):
         return {}
 
-    wanted = _sizes(vm["spec"]["template"]["spec"])
-    present = _sizes(vmi["spec"])
+    sockets, memory = _sizes(vm["spec"]["template"]["spec"])
+    present_sockets, present_memory = _sizes(vmi["spec"])
     domain: Obj = {}
     conditions = list(list_at(vmi, "status", "conditions"))
-    if wanted[0] != present[0]:
-        domain["cpu"] = {"sockets": wanted[0]}
+    if sockets != present_sockets:
+        domain["cpu"] = {"sockets": sockets}
         conditions.append(kinds.condition(CPU_CHANGE, True))
-    if wanted[1] != present[1]:
+    if memory != present_memory:
         domain["memory"] = {"guest": at(vm, *_GUEST)}
         conditions.append(kinds.condition(MEMORY_CHANGE, True))
     return {"spec": {"domain": domain}, "status": {"conditions": conditions}} if domain else {}

@@ -52,6 +52,6 @@ class Placements:
         return target
 
     def explain_no_host(self, vm: Obj) -> str:
-        """Return the reason why no host can run a VM, in the words of kube-scheduler."""
+        """Return the reason why no host can run a VM, as kube-scheduler reports it."""
         hosts = list(self._informers.hosts.store)
         return scheduling.explain_no_host(vm, hosts, self._by_vm.values())

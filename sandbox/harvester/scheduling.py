@@ -76,7 +76,7 @@ def choose_host(vm: Obj, hosts: Iterable[Obj], placements: Iterable[Placement]) 
 
 
 def explain_no_host(vm: Obj, hosts: Iterable[Obj], placements: Iterable[Placement]) -> str:
-    """Return why no host can run a VM, in the words of kube-scheduler.
+    """Return why no host can run a VM, as kube-scheduler reports it.
 
     Each host counts for the first filter that rejects it. A missing device counts as an
     insufficient one.

@@ -114,12 +114,9 @@ def build(recipe: Recipe, output: Path, cache: Path, report: Report) -> None:
 
         packages = _count_packages(go, recipe, folder, report)
         # Leave out debug information, because the linker would drop it.
-        flags = [
-            "-v",
-            "-trimpath",
-            "-gcflags=all=-dwarf=false",
-            f"-ldflags={' '.join(['-s -w', *(f'-X {item}' for item in recipe.variables)])}",
-        ]
+        variables = [f"-X {item}" for item in recipe.variables]
+        ldflags = " ".join(["-s -w", *variables])
+        flags = ["-v", "-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags={ldflags}"]
         command = ["build", *recipe.tag_flags, *flags, f"-o={output}", recipe.package]
         # With -v, go prints a line for each package that it compiled.
         for done, _ in enumerate(go.lines(command, folder, recipe), 1):
