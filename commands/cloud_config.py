@@ -191,7 +191,8 @@ def revoke(*, former: bool, options: AccountOptions) -> None:
             ("ServiceAccount", account.account),
             ("ClusterRoleBinding", account.binding),
         ):
-            changes += [f"deletes {kind} {account.key.name}"] if present else []
+            if present:
+                changes.append(f"deletes {kind} {account.key.name}")
     for line in changes or ["Nothing to delete"]:
         echo(line, err=True)
     if options.dry_run or not changes:

@@ -93,7 +93,7 @@ def show_causes(out: Console, overview: Overview, now: datetime) -> None:
 
 
 def show_unseen(overview: Overview) -> None:
-    """Name on standard error what could not be read, which the user might take for absent."""
+    """List on standard error what could not be read, because it might seem to be absent."""
     errors = Console(stderr=True, highlight=False)
     for unseen in overview.unseen:
         errors.print(Text(f"not seen: {unseen}", style="yellow"), soft_wrap=True)
