@@ -30,7 +30,7 @@ _HARVESTER_CLUSTER = (names.GROUP, "HarvesterCluster")
 _HARVESTER_MACHINE = (names.GROUP, "HarvesterMachine")
 
 
-def backup_of_move(backup: Backup, named: Iterable[Key] = ()) -> Backup:
+def backup_of_move(backup: Backup, named: Iterable[Key]) -> Backup:
     """Return a backup without the pause, under an identity that repeated moves share.
 
     :param backup: the objects of the source

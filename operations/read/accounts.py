@@ -98,7 +98,7 @@ async def read_accounts(
 
 
 async def _read_account(
-    client: ApiClient, key: Key, clusters: list[Obj], given: Obj | None = None
+    client: ApiClient, key: Key, clusters: list[Obj], given: Obj | None
 ) -> tuple[Account | None, list[Unseen]]:
     """Read an identity, and say why it cannot be used, or by which namespaces.
 

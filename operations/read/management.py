@@ -23,7 +23,7 @@ class NoClusterApiError(Exception):
 
 
 async def read_management(
-    client: ApiClient, namespace: str = "", step: Step = lambda _text: None
+    client: ApiClient, namespace: str, step: Step = lambda _text: None
 ) -> ManagementObjects:
     """Read the clusters of a namespace, or of all namespaces, with their objects.
 

@@ -110,7 +110,7 @@ async def start(folder: Path, server: ApiServer, *, older_versions: bool = True)
         return await managers.start(folder, server, manager(), probe, older_versions=older_versions)
 
 
-async def admits(client: ApiClient, *, older_versions: bool = True) -> bool:
+async def admits(client: ApiClient, *, older_versions: bool) -> bool:
     """Return whether the core's webhooks admit Clusters, and convert older versions of them."""
     probe = OLDER_PROBE if older_versions or api_version() == "v1beta1" else PROBE
     version = probe["apiVersion"].rpartition("/")[2]

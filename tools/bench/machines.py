@@ -108,7 +108,7 @@ class Watcher:
 
 
 async def create_clusters(
-    bench: Bench, watcher: Watcher, prefix: str, count: int, accounts: int = 1, targets: int = 0
+    bench: Bench, watcher: Watcher, prefix: str, count: int, accounts: int, targets: int
 ) -> list[str]:
     """Create clusters, wait until their infrastructure is ready, and return their names.
 

@@ -33,7 +33,7 @@ from operations.status.model import Cluster
 
 
 async def plan_of_manifests(
-    client: ApiClient, manifests: Iterable[Obj], namespace: str, *, with_harvester: bool = True
+    client: ApiClient, manifests: Iterable[Obj], namespace: str, *, with_harvester: bool
 ) -> Plan:
     """Return the effect of applying manifests.
 
@@ -73,9 +73,7 @@ async def plan_of_manifests(
     return Plan(objects, tuple(clusters), (*preview.unseen, *dict.fromkeys(hidden)))
 
 
-async def plan_of_cluster(
-    client: ApiClient, key: Key, *, with_harvester: bool = True
-) -> Plan | None:
+async def plan_of_cluster(client: ApiClient, key: Key, *, with_harvester: bool) -> Plan | None:
     """Return the remaining changes of a cluster; None if there is no such cluster.
 
     Raises `ApiError`, `Unreachable`, `NoClusterApiError`.
