@@ -126,7 +126,7 @@ def backup(
 async def _read(
     management: ManagementOptions, chosen: Selection, step: Step, *, with_pools: bool
 ) -> Backup:
-    """Read the chosen clusters; with pools, those on their Harvesters, too."""
+    """Read the chosen clusters, and the IPPools on their Harvesters if asked for."""
     from operations.backup.reading import read_backup
 
     async with management_client(management) as client:

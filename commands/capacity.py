@@ -75,7 +75,8 @@ async def _read(options: HarvesterOptions, step: Step) -> tuple[list[Capacity], 
     from operations.capacity.reading import read_by_accounts
     from operations.read.management import unseen
 
-    capacities, hidden = [], []
+    capacities = []
+    hidden = []
     async with (
         management_client(options) as management,
         harvester_clients(management, options) as (harvesters, errors),

@@ -146,7 +146,7 @@ def renew(options: TokenOptions) -> None:
     content = run(issue_content(options, renew=True))
     if workload:
         # The former tokens are deleted only when the cluster has the new token. A token that
-        # expires has no Secret. In this case the newest Secret holds a former token, too.
+        # expires has no Secret; then even the newest Secret holds a former token.
         run(deliver(content, account.key, workload))
         click.echo(
             "wrote Secret kube-system/harvester-cloud-config; restart Pods that read it at start "
@@ -191,7 +191,8 @@ def revoke(*, former: bool, options: AccountOptions) -> None:
             ("ServiceAccount", account.account),
             ("ClusterRoleBinding", account.binding),
         ):
-            changes += [f"deletes {kind} {account.key.name}"] if present else []
+            if present:
+                changes.append(f"deletes {kind} {account.key.name}")
     for line in changes or ["Nothing to delete"]:
         echo(line, err=True)
     if options.dry_run or not changes:

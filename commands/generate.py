@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from packager.definitions.build import Built
     from packager.tree import Tree
 
-DONE, INVALID, UNREADABLE = 0, 1, 2
+DONE = 0
+INVALID = 1
+UNREADABLE = 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ Choice = tuple[str, str]
 """A value, and a note on it."""
 _POOL_FLAGS = ("--gateway", "--subnet-mask", "--dns")
 _SYSTEM = ("kube-", "cattle-", "fleet-", "longhorn-", "harvester-system", "local")
-_MOST = 30
+_MAX_CHOICES = 30
 
 
 class Interview:
@@ -219,9 +219,11 @@ def _summary(
     definition: Definition, harvester: Surroundings | None, server: str
 ) -> list[tuple[str, str]]:
     pools = [ref.rpartition("/")[2] for ref in definition.addresses.get("ipPoolRefs") or ()]
-    addresses, balancer = "DHCP", "DHCP"
+    addresses = "DHCP"
+    balancer = "DHCP"
     if pools:
-        mask, gateway = definition.addresses.get("subnetMask"), definition.addresses.get("gateway")
+        mask = definition.addresses.get("subnetMask")
+        gateway = definition.addresses.get("gateway")
         addresses = f"{_pool_names(pools, harvester)}; gateway {gateway}, mask {mask}"
     if name := definition.load_balancer.get("ipPoolRef"):
         balancer = _pool_names([str(name)], harvester)
@@ -232,6 +234,10 @@ def _summary(
         size = f"{pool.replicas} of {pool.cpu} CPU, {pool.memory} memory"
         sizes.append((title, f"{size}, disks {_disks(pool.volumes)}"))
 
+    place = f"namespace {definition.target_namespace}"
+    if server:
+        place += f" on {server}"
+
     return [
         ("Cluster", f"{definition.key}, {definition.distribution} {definition.version}"),
         *sizes,
@@ -240,14 +246,8 @@ def _summary(
         ("Networks", ", ".join(definition.networks)),
         ("Machine addresses", addresses),
         ("Control plane address", balancer),
-        (
-            "Harvester",
-            f"namespace {definition.target_namespace}{f' on {server}' if server else ''}",
-        ),
-        (
-            "Identity",
-            _identity(definition, server),
-        ),
+        ("Harvester", place),
+        ("Identity", _identity(definition, server)),
         ("Add-ons", f"by {definition.delivery}" if definition.delivery != "None" else "none"),
     ]
 
@@ -276,9 +276,9 @@ def _disks(volumes: tuple[Mapping[str, Any], ...]) -> str:
 
 
 def _pool_names(pools: list[str], harvester: Surroundings | None) -> str:
-    return ", ".join(
-        f"IPPool {name}{f' ({_pool_note(harvester, name)})' if harvester else ''}" for name in pools
-    )
+    if not harvester:
+        return ", ".join(f"IPPool {name}" for name in pools)
+    return ", ".join(f"IPPool {name} ({_pool_note(harvester, name)})" for name in pools)
 
 
 def _images(surroundings: Surroundings) -> list[Choice]:
@@ -319,10 +319,11 @@ def _replace_numbers(flag: Flag, choices: list[Choice], answer: str) -> str:
 
 def _show(flag: Flag, choices: list[Choice]) -> None:
     _say("")
-    for number, (value, note) in enumerate(choices[:_MOST], 1):
-        _say(f"  {number:>2}  {value}{f'  ({note})' if note else ''}")
-    if len(choices) > _MOST:
-        _say(f"      and {len(choices) - _MOST} more")
+    for number, (value, note) in enumerate(choices[:_MAX_CHOICES], 1):
+        suffix = f"  ({note})" if note else ""
+        _say(f"  {number:>2}  {value}{suffix}")
+    if len(choices) > _MAX_CHOICES:
+        _say(f"      and {len(choices) - _MAX_CHOICES} more")
 
 
 def _say(text: str) -> None:

@@ -161,7 +161,10 @@ def _report(
 async def _find_problems(
     identity: RotatedIdentity, plan: RotationPlan, options: RotateOptions
 ) -> list[str]:
-    """Return what would stop the rotation. Raises `CommandError` of an unusable kubeconfig."""
+    """Return the problems that would stop the rotation.
+
+    Raises `CommandError` if the kubeconfig cannot be used.
+    """
     from operations.change.rotation import find_problems
 
     async with (
@@ -187,7 +190,13 @@ async def _rotate(identity: RotatedIdentity, plan: RotationPlan, options: Rotate
     ):
         is_administrator = bool(options.harvester_kubeconfig)
         rotation = Rotation(
-            management, harvester, is_administrator, identity, plan, token_issuer(), report
+            management=management,
+            harvester=harvester,
+            is_administrator=is_administrator,
+            identity=identity,
+            plan=plan,
+            issuer=token_issuer(),
+            report=report,
         )
         try:
             await rotation.run()

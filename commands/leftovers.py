@@ -141,7 +141,7 @@ class _Leftovers:
 
 
 async def _read(options: HarvesterOptions, step: Step, *, include_running: bool) -> _Leftovers:
-    """Return what has no owner on each Harvester. Raises `InputError` if none can be read."""
+    """Return the leftovers of each Harvester. Raises `InputError` if none can be read."""
     from caphv.runtime.errors import RequestError
     from operations.leftovers.decision import examine
     from operations.leftovers.reading import read_state
@@ -153,7 +153,8 @@ async def _read(options: HarvesterOptions, step: Step, *, include_running: bool)
         owners = await read_owners(management, namespace_of(options))
 
         async with harvester_clients(management, options) as (harvesters, hidden):
-            not_read, reports = [*owners.unseen, *hidden], []
+            not_read = [*owners.unseen, *hidden]
+            reports = []
             for harvester in harvesters:
                 step(f"reading {harvester.server}")
                 try:

@@ -199,7 +199,14 @@ async def _move(plan: MovePlan, chosen: Selection, options: MoveOptions) -> None
         echo(text, err=not options.is_text)
 
     async with _clients(options) as sides:
-        move_ = Move(sides, plan, chosen.query(), options.force, options.timeout, report)
+        move_ = Move(
+            sides=sides,
+            plan=plan,
+            query=chosen.query(),
+            force=options.force,
+            timeout=options.timeout,
+            report=report,
+        )
         try:
             await move_.run()
         except MoveError as error:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from caphv.api.object import Obj
     from operations.change.plan.model import Plan
 
-_MOST_BYTES = 16 * 1024 * 1024
+_MAX_BYTES = 16 * 1024 * 1024
 
 
 @click.command(
@@ -165,8 +165,8 @@ def _read_objects(path: Path, problems: list[str]) -> list[Obj]:
 
     try:
         # One byte more than allowed is enough to detect an oversized input.
-        text = sys.stdin.buffer.read(_MOST_BYTES + 1) if str(path) == "-" else path.read_bytes()
-        documents = load_yaml_all(text, Limits(size=_MOST_BYTES, nodes=1_000_000))
+        text = sys.stdin.buffer.read(_MAX_BYTES + 1) if str(path) == "-" else path.read_bytes()
+        documents = load_yaml_all(text, Limits(size=_MAX_BYTES, nodes=1_000_000))
     except OSError as error:
         problems.append(f"{path}: {error.strerror}")
         return []

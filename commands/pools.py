@@ -174,7 +174,8 @@ async def _audit(names: Iterable[str], options: HarvesterOptions, step: Step) ->
 
         # One Harvester that does not answer must not hide the pools of the others.
         async with harvester_clients(management, options) as (harvesters, hidden):
-            unseen, reports = [*owners.unseen, *hidden], []
+            unseen = [*owners.unseen, *hidden]
+            reports = []
             for harvester in harvesters:
                 step(f"reading pools of {harvester.server}")
                 try:
@@ -215,9 +216,9 @@ async def _release_pool(
     """Release what has leaked from a pool, and print the result. Return whether it succeeded.
 
     :param management: the management cluster
-    :param harvester: the Harvester of the pool, None if no cluster uses it any more
+    :param harvester: the Harvester of the pool, None if no cluster uses it now
     :param plan: the pool as it was audited
-    :param owners: all that may hold addresses
+    :param owners: all objects that may hold addresses
     """
     from caphv.runtime.errors import RequestError
     from operations.capacity.poolreader import apply_repair

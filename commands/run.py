@@ -61,7 +61,8 @@ def _translate(arg: str) -> str:
     long = re.fullmatch(r"--?([a-z][a-z0-9-]+)(?:=(.*))?", arg, re.DOTALL)
     if not long:
         return arg
-    name, value = long[1], long[2]
+    name = long[1]
+    value = long[2]
     if name in _BOOLEANS and value is not None:
         if value not in (*_TRUE, *_FALSE):
             allowed = ", ".join((*_TRUE, *_FALSE))
@@ -241,7 +242,8 @@ def run(options: RunOptions) -> None:
 def _log_settings(options: RunOptions) -> tuple[str, Any]:
     # Flags of the Go provider take precedence, because a Deployment that has them was written for
     # the Go provider.
-    level, log_format = options.log_level, options.log_format
+    level = options.log_level
+    log_format = options.log_format
     zap = options.zap_log_level
     if zap:
         level = _zap_level(zap)

@@ -184,7 +184,7 @@ async def _serve(
     :param scope: the management cluster
     :param chosen: the clusters to show
     :param options: the address of the page, and its token
-    :param deep: whether to ask Harvesters and workload clusters, too
+    :param deep: whether to ask also Harvesters and workload clusters
     """
     import asyncio
 

@@ -89,7 +89,7 @@ def upgrade(
     elif change.dry_run:
         return
 
-    # Waiting makes sense without a change, too, because an earlier call may have made it.
+    # Wait even without a change, because an earlier call may have made it.
     if wait.wait:
         _wait(plan, version, scope, wait.timeout, to_stderr=not change.is_text)
     elif plan.pending:

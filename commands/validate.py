@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from commands.output.validate import Report
 
 
-VALID, INVALID, UNREADABLE = 0, 1, 2
+VALID = 0
+INVALID = 1
+UNREADABLE = 2
 _LARGE = 1024 * 1024
 
 

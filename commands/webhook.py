@@ -232,7 +232,8 @@ def client_config(options: WebhookOptions) -> Obj | None:
     from caphv.runtime.runnable import listening_address
     from webhooks import configuration
 
-    service, url = options.webhook_service, options.webhook_url
+    service = options.webhook_service
+    url = options.webhook_url
     try:
         if listening_address(options.webhook_bind_address) is None:
             raise ValueError(

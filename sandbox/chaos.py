@@ -33,7 +33,7 @@ FAULTS = {
     "watches-gone": 1.0,
     "away": 4.0,
 }
-LONGEST_PAUSE_SECONDS = 1.0
+MAX_PAUSE_SECONDS = 1.0
 # On average, one step of this many kills the provider instead of injecting a fault.
 KILL_ONE_OF = 6
 
@@ -58,7 +58,7 @@ def schedule(seed: int, seconds: float, *, kills: bool = True) -> list[Step]:
     chance = random.Random(seed)
     steps: list[Step] = []
     while sum(step.pause + step.seconds for step in steps) < seconds:
-        pause = chance.uniform(0, LONGEST_PAUSE_SECONDS)
+        pause = chance.uniform(0, MAX_PAUSE_SECONDS)
         if kills and chance.randrange(KILL_ONE_OF) == 0:
             steps.append(Step(pause, 0, None))
             continue

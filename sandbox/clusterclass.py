@@ -49,8 +49,8 @@ def _rename(node: Any, name: str, new_name: str) -> Any:
         return node
 
     copy = {key: _rename(value, name, new_name) for key, value in node.items()}
-    # Replace only names of objects, in their metadata and in references to them. Variables and
-    # patches have names, too.
+    # Replace only names of objects, in their metadata and in references to them. Names of variables
+    # and patches stay.
     is_object_name = "kind" in copy or "namespace" in copy
     if is_object_name and str(copy.get("name", "")).startswith(name):
         copy["name"] = new_name + copy["name"].removeprefix(name)

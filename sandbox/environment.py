@@ -79,8 +79,8 @@ class Sandbox:
         Parts of a broken sandbox start again with their data. With `fresh`, everything is removed
         first, as in a sandbox whose first start did not complete.
 
-        Raises SandboxError, ProcessError, ApiError. After a failed first start, only logs stay in
-        the folder. Call `binaries.prepare` first, because the build of a program blocks the event
+        Raises `SandboxError`, `ProcessError`, `ApiError`. After a failed first start, the folder
+        keeps only logs. Call `binaries.prepare` first, because building a program blocks the event
         loop.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ class Sandbox:
                 raise
 
     async def restart(self, part: str) -> None:
-        """Stop one part and start it again, with its data. Raises SandboxError, ProcessError."""
+        """Restart one part with its data. Raises `SandboxError`, `ProcessError`."""
         async with self._lock():
             state = State.load(self.folder)
             if state is None or part not in state.processes:
@@ -107,7 +107,7 @@ class Sandbox:
             await self._restart(state, [part], lambda _part, _seconds: None)
 
     def log(self, part: str) -> Path:
-        """Return the log of a part. Raises SandboxError if there is none."""
+        """Return the log of a part. Raises `SandboxError` if there is none."""
         file = children.log_file(self.folder, part)
         if not file.is_file():
             names = ", ".join(sorted(path.stem for path in file.parent.glob("*.log"))) or "none"
@@ -117,7 +117,7 @@ class Sandbox:
     async def down(self) -> bool:
         """Stop all processes and remove the folder; return False if there is no sandbox.
 
-        Raises SandboxError.
+        Raises `SandboxError`.
         """
         if not self.folder.exists() and not children.find(self.folder):
             return False
@@ -201,7 +201,8 @@ class Sandbox:
         # The simulator reads this file.
         state.save(self.folder)
 
-        management, harvester = servers["management"], servers["harvester"]
+        management = servers["management"]
+        harvester = servers["harvester"]
         async with harvester.client() as client:
             await manifests.apply(client, rights.identity_objects())
         started = [etcd.process, *(server.process for server in servers.values())]

@@ -46,7 +46,7 @@ def with_move_label(crds: Iterable[Obj]) -> list[Obj]:
 async def apply(client: ApiClient, objects: Sequence[Obj]) -> None:
     """Create or update CRDs, and other objects when the CRDs are served.
 
-    Raises ApiError, and TimeoutError for a CRD that is not established.
+    Raises `ApiError`, and `TimeoutError` for a CRD that is not established.
     """
     crds = [obj for obj in objects if obj["kind"] == CUSTOM_RESOURCE_DEFINITIONS.kind]
     await asyncio.gather(*(_apply(client, CUSTOM_RESOURCE_DEFINITIONS, crd) for crd in crds))

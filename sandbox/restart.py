@@ -21,7 +21,7 @@ SIMULATOR_READY_FILE = "simulator.ready"
 PAGE = "page"
 # The time to start each part of our own. The other parts are servers written in Go.
 START_SECONDS = {"provider": 30.0, "simulator": 60.0, PAGE: 30.0}
-LONGEST_START_SECONDS = 90.0
+MAX_START_SECONDS = 90.0
 # A simulator that was killed leaves processes with these arguments. The next one starts its own.
 _WORKLOAD_SERVER = "--etcd-prefix=/workload-"
 _DISK = f"/{DISK}"
@@ -32,7 +32,7 @@ Probe = Callable[[], Awaitable[bool]]
 async def restart(folder: Path, state: State, name: str) -> State:
     """Stop a part if it is running, start it again, and record its new pid.
 
-    Raises ProcessError, NoNetworkError.
+    Raises `ProcessError`, `NoNetworkError`.
     """
     part = state.processes[name]
     await _stop(folder, name, part)
@@ -49,7 +49,7 @@ async def restart(folder: Path, state: State, name: str) -> State:
             timer_slack=0.0 if name in START_SECONDS else children.TIMER_SLACK_SECONDS,
         )
     await children.wait_ready(
-        process, probe_of(folder, state, name), START_SECONDS.get(name, LONGEST_START_SECONDS)
+        process, probe_of(folder, state, name), START_SECONDS.get(name, MAX_START_SECONDS)
     )
 
     state = dataclasses.replace(state, processes={**state.processes, name: process_record(process)})

@@ -79,7 +79,7 @@ class Simulator:
     async def running(self) -> AsyncIterator[Simulator]:
         """Simulate inside the block. API servers of workload clusters stop with it.
 
-        Raises ApiError or Unreachable if Harvester's objects cannot be created.
+        Raises `ApiError` or `Unreachable` if Harvester's objects cannot be created.
         """
         async with contextlib.AsyncExitStack() as stack:
             client = await self._client(stack, "harvester", self._harvester)
@@ -111,7 +111,9 @@ class Simulator:
     def _harvester_controllers(
         self, stack: contextlib.AsyncExitStack, informers: Informers
     ) -> list[Coroutine[Any, Any, None]]:
-        addresses, workloads, data_path = Addresses(), Workloads(self._folder), DataPath()
+        addresses = Addresses()
+        workloads = Workloads(self._folder)
+        data_path = DataPath()
         stack.push_async_callback(workloads.close)
         stack.push_async_callback(data_path.close)
 
@@ -166,7 +168,7 @@ def from_folder(folder: Path) -> Simulator:
     """Build the simulator for a sandbox folder."""
     state = json.loads((folder / "sandbox.json").read_text())
     sandbox_settings = state.get("settings", {})
-    # The file has settings of other parts, too.
+    # The file also has the settings of other parts.
     names = {field.name for field in dataclasses.fields(SimulatorConfig)} - {"network"}
     settings = {name: value for name, value in sandbox_settings.items() if name in names}
     config = SimulatorConfig.from_settings(state["network"], settings)
@@ -181,11 +183,11 @@ def from_folder(folder: Path) -> Simulator:
         proxy = proxy_of(_read_kubeconfig(folder, "identity"), harvester, folder / "harvester")
 
     return Simulator(
-        folder,
-        config,
-        harvester,
-        management,
-        proxy,
+        folder=folder,
+        config=config,
+        harvester=harvester,
+        management=management,
+        fault_proxy=proxy,
         core=state.get("core", "v1beta2"),
         own_providers=own_providers,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -16,19 +17,49 @@ import orjson
 from caphv.api.object import Obj, at
 
 _TOKEN = re.compile(r'\(|\)|\||"(?:[^"\\]|\\.)*+"?|[^\s()|"]+')
-_LONGEST = 256 * 1024
-_LONGEST_ACTION = 4096
-_MOST_STEPS = 100_000
-_DEEPEST = 50
+_MAX_TEXT_LENGTH = 256 * 1024
+_MAX_ACTION_LENGTH = 4096
+_MAX_STEPS = 100_000
+_MAX_DEPTH = 50
 
 
 class UnsupportedError(ValueError):
     """A template uses a feature that is not supported here."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """An assignment, or a value to write."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """One branch of an `if`; the test of `else` is empty."""
+
+    test: str
+    body: Sequence[_Node]
+
+
+@dataclass(frozen=True, slots=True)
+class _If:
+    branches: Sequence[_Branch]
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    items: str
+    body: Sequence[_Node]
+
+
+# Plain text is a node as well.
+_Node = str | _Action | _If | _Range
+
+
 def render(template: str, variables: Obj) -> str:
     """Render a template with variables. Raises `UnsupportedError`."""
-    if len(template) > _LONGEST:
+    if len(template) > _MAX_TEXT_LENGTH:
         raise UnsupportedError("the template is too long")
 
     # The pieces are in reverse order, because removing one from the end of a list moves no others.
@@ -54,40 +85,41 @@ class _Renderer:
         self._variables: dict[str, Any] = {"$": root}
         self._steps = 0
 
-    def run(self, nodes: Sequence[Any], dot: Any) -> Iterator[str]:
+    def run(self, nodes: Sequence[_Node], dot: Any) -> Iterator[str]:
         """Yield the texts of nodes.
 
         :param dot: the value of `.` in Go's templates
         """
         for node in nodes:
             self._steps += 1
-            if self._steps > _MOST_STEPS:
+            if self._steps > _MAX_STEPS:
                 raise UnsupportedError("the template takes too long")
 
-            if isinstance(node, str):
-                yield node
-            elif node[0] == "if":
-                yield from self._run_if(node[1], dot)
-            elif node[0] == "range":
-                yield from self._run_range(node[1], node[2], dot)
-            else:
-                yield from self._run_action(node[1], dot)
+            match node:
+                case str():
+                    yield node
+                case _If():
+                    yield from self._run_if(node, dot)
+                case _Range():
+                    yield from self._run_range(node, dot)
+                case _Action():
+                    yield from self._run_action(node.text, dot)
 
-    def _run_if(self, branches: Sequence[Any], dot: Any) -> Iterator[str]:
-        """Yield the texts of the first branch whose test holds. `else` has an empty test."""
-        for test, body in branches:
-            if test == "" or is_true(self._value(test, dot)):
-                yield from self.run(body, dot)
+    def _run_if(self, node: _If, dot: Any) -> Iterator[str]:
+        """Yield the texts of the first branch whose test holds."""
+        for branch in node.branches:
+            if branch.test == "" or is_true(self._value(branch.test, dot)):
+                yield from self.run(branch.body, dot)
                 return
 
-    def _run_range(self, test: str, body: Sequence[Any], dot: Any) -> Iterator[str]:
-        items = self._value(test, dot) or ()
+    def _run_range(self, node: _Range, dot: Any) -> Iterator[str]:
+        items = self._value(node.items, dot) or ()
         if isinstance(items, dict):
             items = [items[key] for key in sorted(items)]
         elif not isinstance(items, list):
             items = ()
         for item in items:
-            yield from self.run(body, item)
+            yield from self.run(node.body, item)
 
     def _run_action(self, text: str, dot: Any) -> Iterator[str]:
         """Assign a variable, or yield the text of a value."""
@@ -98,7 +130,7 @@ class _Renderer:
 
     def _value(self, text: str, dot: Any) -> Any:
         tokens = deque(_TOKEN.findall(text))
-        if tokens.count("(") > _DEEPEST:
+        if tokens.count("(") > _MAX_DEPTH:
             raise UnsupportedError("an action has too many brackets")
         value = self._pipeline(tokens, dot)
         if tokens:
@@ -231,14 +263,15 @@ def _pieces(template: str) -> Iterator[tuple[str, str]]:
         text = text.lstrip() if trims else text
 
         inner = template[start + 2 : end]
-        if len(inner) > _LONGEST_ACTION:
+        if len(inner) > _MAX_ACTION_LENGTH:
             raise UnsupportedError("an action is too long")
 
         trims_before = inner[:1] == "-" and inner[1:2].isspace()
         yield "text", text.rstrip() if trims_before else text
 
         inner = inner[1:] if trims_before else inner
-        position, trims = end + 2, inner[-1:] == "-" and inner[-2:-1].isspace()
+        position = end + 2
+        trims = inner[-1:] == "-" and inner[-2:-1].isspace()
         action = (inner[:-1] if trims else inner).strip()
         if not action.startswith("/*"):
             yield "action", action
@@ -249,15 +282,15 @@ def _pieces(template: str) -> Iterator[tuple[str, str]]:
 
 def _parse(
     pieces: list[tuple[str, str]], depth: int, ends: tuple[str, ...]
-) -> tuple[list[Any], str | None]:
+) -> tuple[list[_Node], str | None]:
     """Parse pieces from the end of the list to nodes, until one of the words in `ends`.
 
     Returns the nodes, and the action that ended them.
     """
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         raise UnsupportedError("blocks are nested too deeply")
 
-    nodes: list[Any] = []
+    nodes: list[_Node] = []
     while pieces:
         kind, text = pieces.pop()
         if kind == "text":
@@ -274,7 +307,7 @@ def _parse(
     return nodes, None
 
 
-def _parse_action(pieces: list[tuple[str, str]], depth: int, word: str, text: str) -> Any:
+def _parse_action(pieces: list[tuple[str, str]], depth: int, word: str, text: str) -> _Node:
     """Return the node of an action, including its block.
 
     :param pieces: the pieces that follow the action, last piece first
@@ -286,25 +319,25 @@ def _parse_action(pieces: list[tuple[str, str]], depth: int, word: str, text: st
         test = text.removeprefix("if").strip()
         if not test:
             raise UnsupportedError("an if has no condition")
-        return ("if", _branches(pieces, depth, test))
+        return _If(_branches(pieces, depth, test))
     if word == "range":
         test = text.removeprefix("range").strip()
         if ":=" in test:
             raise UnsupportedError("range with variables")
         body, _ = _parse(pieces, depth + 1, ("end",))
-        return ("range", test, body)
+        return _Range(test, body)
 
     if word in ("else", "end", "with", "define", "template", "block", "break", "continue"):
         raise UnsupportedError(f"{{{{ {text} }}}}")
-    return ("action", text)
+    return _Action(text)
 
 
-def _branches(pieces: list[tuple[str, str]], depth: int, test: str) -> list[tuple[str, list[Any]]]:
+def _branches(pieces: list[tuple[str, str]], depth: int, test: str) -> list[_Branch]:
     """Return the tests and bodies of an `if` with its `else if` and `else`."""
     branches = []
     while True:
         body, end = _parse(pieces, depth + 1, ("else", "end"))
-        branches.append((test, body))
+        branches.append(_Branch(test, body))
         if end == "end":
             return branches
         test = str(end).removeprefix("else").strip().removeprefix("if").strip()

@@ -79,7 +79,8 @@ def template_refs(cluster_class: Obj) -> Iterator[ObjectId]:
 
 
 def _template_id(ref: Obj, *, default_namespace: str) -> ObjectId:
-    group, kind = group_of(ref.get("apiVersion")), str(ref.get("kind"))
+    group = group_of(ref.get("apiVersion"))
+    kind = str(ref.get("kind"))
     return ObjectId(
         group, kind, str(ref.get("namespace") or default_namespace), str(ref.get("name"))
     )
@@ -99,7 +100,8 @@ def variables_of(cluster_class: Obj, cluster: Obj, overrides: Iterable[Obj] = ()
         if value is not None:
             values[name] = value
 
-    key, version = key_of(cluster), topology.get("version")
+    key = key_of(cluster)
+    version = topology.get("version")
     builtin = {
         "cluster": {
             "name": key.name,
@@ -163,7 +165,8 @@ def _apply(document: Obj, operation: Obj, variables: Obj) -> None:
     parent: Any = document
     for name in path[:-1]:
         parent = _member(parent, name)
-    last, kind = path[-1], operation.get("op")
+    last = path[-1]
+    kind = operation.get("op")
 
     if kind == "remove":
         parent.pop(int(last) if isinstance(parent, list) else last, None)
@@ -207,7 +210,7 @@ def _value(operation: Obj, variables: Obj) -> Any:
 def _variable(path: str, variables: Obj) -> Any:
     """Return the value at a path such as `disks[0].size`.
 
-    Raises `UnsupportedError` if there is none. Cluster API fails, too.
+    Raises `UnsupportedError` if there is none, where Cluster API fails as well.
     """
     value: Any = variables
     for part in path.split("."):
@@ -215,7 +218,8 @@ def _variable(path: str, variables: Obj) -> Any:
         if not step:
             raise UnsupportedError(f"variable {path} is not understood")
 
-        name, index = step[1], step[2]
+        name = step[1]
+        index = step[2]
         try:
             value = value[name]
             if index is not None:

@@ -48,7 +48,7 @@ def agree(plan: Plan, change: ChangeOptions, question: str, *, force: bool, wait
     :param change: options for questions and output
     :param question: the question to the user
     :param force: whether to make the changes although a check failed
-    :param wait: whether the command waits until it can make the pending changes, too
+    :param wait: whether the command waits until it can make the pending changes as well
     """
     from commands.output import changes as out
 

@@ -36,13 +36,14 @@ class SelectedClusters:
 def read_clusters(options: ClusterOptions, step: Step) -> SelectedClusters:
     """Read the clusters of `cluster_options`, from files or else from the management cluster.
 
-    Raises InputError if the management cluster cannot be read; problems in files are part of the
+    Raises `InputError` if the management cluster cannot be read; problems in files are part of the
     result.
     """
     from packager.addons.facts import labels_of_cluster
     from packager.addons.inputs import read_files
 
-    paths, namespace = options.paths, options.namespace
+    paths = options.paths
+    namespace = options.namespace
     if paths and (options.kubeconfig or options.context):
         raise click.UsageError("give either files or a management cluster, not both")
     chosen = _selector(options.selector)

@@ -46,7 +46,7 @@ def read_overview(
     :param management: the management cluster
     :param chosen: the clusters to read
     :param step: called with a description of each step
-    :param deep: whether to ask Harvesters and workload clusters, too
+    :param deep: whether to ask also Harvesters and workload clusters
     """
     import gc
 

@@ -66,11 +66,11 @@ def open_store(
             return
         try:
             remote = Remote(
-                options.repo,
-                options.branch,
-                options.inner,
-                options.review,
-                options.git_timeout,
+                url=options.repo,
+                branch=options.branch,
+                path=options.inner,
+                review=options.review,
+                timeout=options.git_timeout,
                 create_branch=options.create_branch,
                 max_size=options.git_max_size,
             )

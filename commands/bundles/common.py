@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-DONE, DIFFERENT, UNREADABLE = 0, 1, 2
+DONE = 0
+DIFFERENT = 1
+UNREADABLE = 2
 # A budget of removals that no repository reaches.
 EVERYTHING = 1_000_000
 

@@ -99,7 +99,7 @@ class Selection:
     keys: tuple[Key, ...] = ()
 
     def query(self, *, deep: bool = False) -> Query:
-        """Return the query for these clusters; `deep` asks Harvesters and API servers, too."""
+        """Return the query for these clusters; `deep` includes Harvesters and API servers."""
         from operations.status.query import Query
 
         return Query(self.namespace, frozenset(self.keys), deep)

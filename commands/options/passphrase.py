@@ -14,7 +14,7 @@ from commands.errors import InputError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 VARIABLE = "CAPHV_BACKUP_PASSPHRASE"
-_MOST_CHARACTERS = 4096
+_MAX_CHARACTERS = 4096
 
 
 def passphrase_options(command: _Command) -> _Command:
@@ -31,7 +31,7 @@ def read_passphrase(file: Path | None, *, new: bool = False) -> str:
 
     Raises `InputError`, `click.UsageError`, `click.Abort`.
     """
-    from operations.backup.sealing import SHORTEST_PASSPHRASE
+    from operations.backup.sealing import MIN_PASSPHRASE_LENGTH
 
     # A command line is visible to other users of the machine, and stays in the shell's history.
     if file:
@@ -47,9 +47,9 @@ def read_passphrase(file: Path | None, *, new: bool = False) -> str:
         passphrase = str(
             click.prompt("Passphrase of the backup", hide_input=True, confirmation_prompt=new)
         )
-    if new and len(passphrase) < SHORTEST_PASSPHRASE:
+    if new and len(passphrase) < MIN_PASSPHRASE_LENGTH:
         raise InputError(
-            f"the passphrase has {len(passphrase)} characters: use at least {SHORTEST_PASSPHRASE}"
+            f"the passphrase has {len(passphrase)} characters: use at least {MIN_PASSPHRASE_LENGTH}"
         )
     return passphrase
 
@@ -57,7 +57,7 @@ def read_passphrase(file: Path | None, *, new: bool = False) -> str:
 def _read_file(file: Path) -> str:
     try:
         with file.open(encoding="utf-8") as source:
-            return source.read(_MOST_CHARACTERS + 1)
+            return source.read(_MAX_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not text"
         raise InputError(f"--passphrase-file {file}: {reason}") from None
@@ -70,6 +70,6 @@ def _single_line(text: str, source: str) -> str:
     that each opens what another one has sealed. Raises `InputError` for other texts than one line.
     """
     passphrase = text.strip("\r\n")
-    if not passphrase or len(passphrase) > _MOST_CHARACTERS or "\n" in passphrase:
+    if not passphrase or len(passphrase) > _MAX_CHARACTERS or "\n" in passphrase:
         raise InputError(f"{source}: expected one line with the passphrase")
     return passphrase

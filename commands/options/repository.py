@@ -22,7 +22,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 class RepositoryOptions:
     """The repository or local folder of `repository_options`.
 
-    A command that commits takes the options of `commit_options`, too.
+    A command that commits also takes the options of `commit_options`.
     """
 
     repo: str

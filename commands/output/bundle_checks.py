@@ -20,7 +20,8 @@ def _lines(clusters: Sequence[Checked]) -> str:
     errors = sum(not located.finding.advice for cluster in clusters for located in cluster.findings)
     rendered = sum(chart.rendered for chart in charts)
     unrendered = sorted({str(chart.chart) for chart in charts if not chart.rendered})
-    lines += [f"not rendered: {', '.join(map(printable, unrendered))}"] if unrendered else []
+    if unrendered:
+        lines.append(f"not rendered: {', '.join(map(printable, unrendered))}")
     warnings = sum(len(cluster.findings) for cluster in clusters) - errors
     lines.append(
         f"{counted(len(clusters), 'cluster')}, {counted(rendered, 'chart')} rendered: "

@@ -104,8 +104,6 @@ class Progress:
     def _problem(self, problem: Problem) -> None:
         since = age(problem.since, datetime.now(UTC))
         mark = "✗" if problem.severity.wrong else "…"
-        echo(
-            f"{mark} {affected(problem)}: {problem.cause}{f'  ({since})' if since else ''}",
-            err=self._stderr,
-        )
+        duration = f"  ({since})" if since else ""
+        echo(f"{mark} {affected(problem)}: {problem.cause}{duration}", err=self._stderr)
         echo(f"  → {problem.next_step}", err=self._stderr)

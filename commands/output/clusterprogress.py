@@ -10,7 +10,7 @@ from commands.output.changes import Progress
 from commands.output.echo import echo
 from operations.change.clusterprogress import ClusterProgress
 
-# Until a cluster that needs a user is taken for one.
+# A problem must last this long before the cluster counts as one that needs its user.
 _BLOCKED_SECONDS = 10.0
 
 

@@ -19,7 +19,7 @@ _STYLES = {
     "unusable": "bold red",
     "unused": "dim",
 }
-_SHOWN = 3
+_MAX_LISTED = 3
 
 
 def show(out: Console, identities: Iterable[Identity]) -> None:
@@ -50,4 +50,4 @@ def _end(identity: Identity) -> str:
 def _clusters(names: tuple[str, ...]) -> str:
     if not names:
         return "none"
-    return name_some(names, _SHOWN)
+    return name_some(names, _MAX_LISTED)

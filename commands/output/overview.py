@@ -34,7 +34,7 @@ _MARKS = {
 }
 # This is wide enough for any line, because programs that read a pipe expect one line per cluster.
 _PIPE_WIDTH = 10_000
-_NAMED = 3
+_MAX_LISTED = 3
 
 
 def console() -> Console:
@@ -88,12 +88,12 @@ def show_causes(out: Console, overview: Overview, now: datetime) -> None:
         out.print(Text.assemble((f"{mark} ", style), title, f": {cause.cause}", time))
 
         number = counted(len(cause.clusters), "cluster")
-        out.print(Text(f"  concerns {number}: {name_some(cause.clusters, _NAMED)}"))
+        out.print(Text(f"  concerns {number}: {name_some(cause.clusters, _MAX_LISTED)}"))
         out.print(Text.assemble(("→ ", "dim"), cause.next_step))
 
 
 def show_unseen(overview: Overview) -> None:
-    """Name on standard error what could not be read, which the user might take for absent."""
+    """List on standard error what could not be read, because it might seem to be absent."""
     errors = Console(stderr=True, highlight=False)
     for unseen in overview.unseen:
         errors.print(Text(f"not seen: {unseen}", style="yellow"), soft_wrap=True)
@@ -211,4 +211,4 @@ def _show_problem(out: Console, problem: Problem, now: datetime) -> None:
 
 def affected(problem: Problem) -> str:
     """Return the affected objects of a problem, the first of them by name."""
-    return name_some(problem.objects, _NAMED)
+    return name_some(problem.objects, _MAX_LISTED)

@@ -19,8 +19,8 @@ _MARKS = {
     Action.DELETE: ("-", "red"),
     Action.REFUSED: ("✗", "bold red"),
 }
-_MOST_FIELDS = 8
-_MOST_PLACES = 3
+_MAX_FIELDS = 8
+_MAX_PLACES = 3
 
 
 def show(plan: Plan) -> None:
@@ -53,7 +53,7 @@ def _show_cluster(out: Console, cluster: ClusterPlan) -> None:
         for action, text in _pool(pool):
             out.print(_line(action, text, ""), soft_wrap=True)
         _fields(out, pool.reasons)
-        for why in pool.why_replaced[:_MOST_FIELDS]:
+        for why in pool.why_replaced[:_MAX_FIELDS]:
             out.print(Text(f"      not in place: {why}", style="dim"), soft_wrap=True)
 
     if cluster.vms_created or cluster.vms_deleted:
@@ -95,7 +95,7 @@ def _pool(pool: PoolEffect) -> list[tuple[Action, str]]:
 
 def _shortcoming(shortcoming: Shortcoming) -> Text:
     mark, style = ("!", "yellow") if shortcoming.advice else ("✗", "bold red")
-    where = shortcoming.where or name_some(shortcoming.fields, _MOST_PLACES)
+    where = shortcoming.where or name_some(shortcoming.fields, _MAX_PLACES)
     return Text.assemble(
         (f"  {mark} ", style), f"{shortcoming.value}: {shortcoming.message} ({where})"
     )
@@ -105,14 +105,18 @@ def _need(need: Need) -> Text:
     note = f" ({need.note})" if need.note else ""
     free = "not known" if need.free is None else readable(need.free, need.unit)
     if need.short:
-        mark, style = "✗", "bold red"
+        mark = "✗"
+        style = "bold red"
     elif need.partial:
         free = f"at most {free}"
-        mark, style = "?", "yellow"
+        mark = "?"
+        style = "yellow"
     elif need.free is None:
-        mark, style = "-", "dim"
+        mark = "-"
+        style = "dim"
     else:
-        mark, style = "✓", "green"
+        mark = "✓"
+        style = "green"
     text = f"{need.what}: {readable(need.needed, need.unit)} more at most, {free} free{note}"
     return Text.assemble((f"  {mark} ", style), text)
 
@@ -124,11 +128,11 @@ def _line(action: Action, text: str, error: str) -> Text:
 
 
 def _fields(out: Console, fields: tuple[Field, ...]) -> None:
-    for field in fields[:_MOST_FIELDS]:
+    for field in fields[:_MAX_FIELDS]:
         out.print(Text(f"      {field}", style="dim"), soft_wrap=True)
-    if len(fields) > _MOST_FIELDS:
+    if len(fields) > _MAX_FIELDS:
         out.print(
-            Text(f"      and {counted(len(fields) - _MOST_FIELDS, 'more field')}", style="dim")
+            Text(f"      and {counted(len(fields) - _MAX_FIELDS, 'more field')}", style="dim")
         )
 
 

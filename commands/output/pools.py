@@ -55,7 +55,7 @@ def show_plan(plans: Iterable[PoolReport]) -> None:
 
 
 def show_unseen(unseen: Iterable[Unseen]) -> None:
-    """Name on standard error what could not be read."""
+    """List on standard error what could not be read."""
     errors = Console(stderr=True, highlight=False)
     for item in unseen:
         errors.print(Text(f"not seen: {item}", style="yellow"), soft_wrap=True)

@@ -170,7 +170,7 @@ def _add_machine(
         # If Harvester was not asked, only the management cluster describes the VM.
         vm = branch.add(_line(("VM ", "dim"), machine.infrastructure, where, (size, "dim")))
         _add_addresses(vm, machine)
-    # Of a parked cluster, only what its Machine remembers of a Node is known.
+    # Hide the Node of a parked cluster: only the Machine's last report of it is known.
     if machine.node and cluster.state is not State.PARKED:
         branch.add(_node(machine.node, now))
 
@@ -240,7 +240,8 @@ def _add_conditions(
     tree: Tree, conditions: Iterable[Condition], *, everything: bool, now: datetime
 ) -> None:
     for condition in conditions:
-        good, negative = condition.good, condition.negative
+        good = condition.good
+        negative = condition.negative
         # While a cluster is paused, the core reports it also in conditions that were true.
         repeats_pause = condition.reason == "Paused" and not negative
         is_informative = not good and (condition.message or not negative)

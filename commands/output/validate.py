@@ -160,7 +160,7 @@ def _looks_like_object(value: Mapping[str, Any]) -> bool:
 def _object_problem(
     source: Source, document: Document, base: FieldPath, value: Any
 ) -> TextFinding | None:
-    """Return why a value is not a Kubernetes object.
+    """Return the reason why a value is not a Kubernetes object.
 
     None if it is an object, or if a file in a folder belongs to another program.
     """

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from packager.planning.planner import Planner
     from packager.planning.publish import Store
 
-DONE, FAULTY = 0, 1
+DONE = 0
+FAULTY = 1
 # The time that Fleet gets to deploy one commit before the next one follows. It equals Fleet's
 # default interval to resync a GitRepo.
 _FLEET_SECONDS = 900.0
@@ -177,7 +178,8 @@ def sync(options: SyncOptions) -> None:
             "--review (variable CAPHV_GIT_REVIEW)"
         )
 
-    reader, planner = _reader(), _planner(options)
+    reader = _reader()
+    planner = _planner(options)
     if not options.interval:
         sys.exit(_sync_once(options, reader, planner).status)
 
@@ -190,13 +192,15 @@ def sync(options: SyncOptions) -> None:
 
 def _poll(options: SyncOptions, reader: Reader, planner: Planner, interval: float) -> NoReturn:
     """Sync whenever a repository has a new commit, or a retry is due."""
-    synced_source, synced_target = "", ""
+    synced_source = ""
+    synced_target = ""
     is_synced = False
     retry_after: float | None = None
     while True:
         try:
             # One short request to each host says whether there is anything to do.
-            source_head, target_head = _head(source_repository(options)), _head(options)
+            source_head = _head(source_repository(options))
+            target_head = _head(options)
             has_commits = (source_head, target_head) != (synced_source, synced_target)
             is_retry_due = retry_after is not None and retry_after <= 0
             if has_commits or is_retry_due or not is_synced:
@@ -204,7 +208,8 @@ def _poll(options: SyncOptions, reader: Reader, planner: Planner, interval: floa
                 retry_after = last_round.retry_seconds
                 # Ignore our own push, but no other: reading the head again would hide a commit
                 # that another client pushed on top of ours.
-                synced_source, synced_target = source_head, last_round.pushed or target_head
+                synced_source = source_head
+                synced_target = last_round.pushed or target_head
                 is_synced = True
         except InputError as error:
             # The host may be back at the next interval.

@@ -76,7 +76,8 @@ def refuse_circles(source: SourceOptions, repo: str, branch: str, path: str) -> 
     :param path: the path to write in the repository
     """
     is_same = (repo, branch) == (source.source_repo, source.source_branch)
-    above, below = source.source_path.split("/"), path.split("/")
+    above = source.source_path.split("/")
+    below = path.split("/")
     if is_same and (not source.source_path or below[: len(above)] == above):
         raise click.UsageError(
             "output would be read as definitions: set --source-path and --path to different folders"

@@ -35,7 +35,7 @@ _SEALED = ".sealed"
 # An index has some hundred bytes for each object.
 _INDEX_LIMITS = Limits(size=64 * 1024 * 1024, nodes=10_000_000)
 # Filesystems allow 255 bytes, and we append an ending and sometimes a digest.
-_LONGEST_NAME = 200
+_MAX_NAME_LENGTH = 200
 
 
 class BackupError(Exception):
@@ -138,8 +138,8 @@ def read(folder: Path, passphrase: Callable[[], str] | None) -> Backup:
     :param folder: the directory
     :param passphrase: returns the passphrase of an encrypted backup; None to read a backup that is
         not encrypted
-    :raises BackupError: if the directory is not what one run of `write` left there; files of its
-        index that are absent or damaged are in `missing` instead
+    Raises `BackupError` if the directory is not the result of one run of `write`. Files of its
+    index that are absent or damaged are in `missing` instead.
     """
     files = _files(folder)
     if not files:
@@ -329,7 +329,8 @@ def _are_entries(value: object) -> bool:
 
 
 def _is_entry(entry: object) -> bool:
-    file, digest = at(entry, "file"), at(entry, "sha256")
+    file = at(entry, "file")
+    digest = at(entry, "sha256")
     if not isinstance(file, str) or not isinstance(digest, str):
         return False
     # An index of others must not lead out of the directory.
@@ -403,11 +404,13 @@ def _path(identity: ObjectId) -> str:
 
 
 def _segment(text: str) -> str:
-    """Return a name that is one file of a directory, whatever an API server says."""
+    """Return a safe file name for a text of an API server, which may contain path separators."""
     safe = "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in text)
-    if safe == text and not text.startswith(".") and len(text) <= _LONGEST_NAME:
+    if safe == text and not text.startswith(".") and len(text) <= _MAX_NAME_LENGTH:
         return text
-    return f"_{safe.lstrip('.')[:_LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return (
+        f"_{safe.lstrip('.')[:_MAX_NAME_LENGTH]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    )
 
 
 def _files(folder: Path) -> set[str]:

@@ -30,7 +30,7 @@ _HARVESTER_CLUSTER = (names.GROUP, "HarvesterCluster")
 _HARVESTER_MACHINE = (names.GROUP, "HarvesterMachine")
 
 
-def backup_of_move(backup: Backup, named: Iterable[Key] = ()) -> Backup:
+def backup_of_move(backup: Backup, named: Iterable[Key]) -> Backup:
     """Return a backup without the pause, under an identity that repeated moves share.
 
     :param backup: the objects of the source
@@ -71,7 +71,7 @@ def interrupted_moves(target: Restore) -> list[tuple[list[str], bool]]:
 
 
 async def find_moved(client: ApiClient, clusters: Resource, keys: Iterable[Key]) -> set[Key]:
-    """Return which Clusters an interrupted move has already brought to the target.
+    """Return the Clusters that an interrupted move has already brought to the target.
 
     The move has deleted them on the source. Raises `ApiError`, `Unreachable`.
     """
@@ -90,8 +90,8 @@ async def find_moved(client: ApiClient, clusters: Resource, keys: Iterable[Key])
 def objects_to_delete(backup: Backup) -> frozenset[ObjectId]:
     """Return the Clusters, and the objects that only these Clusters own.
 
-    Classes, identities and namespaces stay. A template stays, too, if a Cluster that is not moved
-    uses it, because the core adds each such Cluster to the owners of the template. An IPAddress
+    Classes, identities and namespaces stay. So does a template that a Cluster outside the move
+    uses, because the core adds each such Cluster to the owners of the template. An IPAddress
     is deleted with its claim.
     """
     uids = {uid_of(obj) for identity, obj in backup.objects.items() if identity[:2] == CLUSTER}

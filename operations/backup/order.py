@@ -1,4 +1,4 @@
-"""Decide in which order and form the objects of a backup are created: pure.
+"""Decide in which order and form the objects of a backup are created.
 
 Kubernetes collects an object whose owner does not exist as garbage, so owners come first and
 references get their new uids. Clusters are created paused. Objects that belong to no Cluster get
@@ -87,11 +87,11 @@ def plan(backup: Backup, existing: Mapping[ObjectId, Obj], origin: str) -> tuple
     levels = _Levels(backup.objects)
     steps = [
         Step(
-            identity,
-            obj,
-            levels.of(identity),
-            _action(obj, existing.get(identity), origin),
-            text_at(existing.get(identity), "metadata", "uid"),
+            identity=identity,
+            obj=obj,
+            level=levels.of(identity),
+            action=_action(obj, existing.get(identity), origin),
+            uid=text_at(existing.get(identity), "metadata", "uid"),
         )
         for identity, obj in backup.objects.items()
     ]
@@ -243,7 +243,8 @@ def managed_fields(obj: Obj, uids: Mapping[ObjectId, str]) -> list[Obj]:
     references = obj["metadata"].get("ownerReferences") or ()
     for reference, owner in zip(references, _owners(obj), strict=True):
         if owner in uids:
-            old, new = reference["uid"], uids[owner]
+            old = reference["uid"]
+            new = uids[owner]
             renames[f'k:{{"uid":"{old}"}}'] = f'k:{{"uid":"{new}"}}'
     return [_rename(entry, renames) for entry in entries]
 

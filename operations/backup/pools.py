@@ -103,7 +103,7 @@ def used_pools(clusters: Sequence[Obj], machines: Sequence[Obj]) -> set[str]:
 
 
 def absence_of(unseen: Sequence[str], server: str = "") -> list[str]:
-    """Return which entries of a backup's `unseen` may be about IPPools.
+    """Return the entries of a backup's `unseen` that may concern IPPools.
 
     :param unseen: what could not be read
     :param server: the URL of a Harvester, if only its pools matter
@@ -126,9 +126,9 @@ def manifests_of(server: str, pools: Sequence[Obj]) -> str:
 
 
 def _manifest(pool: Obj) -> Obj:
-    """Return what another API server needs to create a pool, with the addresses in use.
+    """Return the manifest that recreates a pool on another API server, with the addresses in use.
 
-    Whatever else a Harvester answers stays out of the backup.
+    All other fields of the server's answer stay out of the backup.
     """
     metadata = {name: pool["metadata"][name] for name in _KEPT if pool["metadata"].get(name)}
     return {

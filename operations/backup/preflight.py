@@ -1,4 +1,4 @@
-"""Find the reasons that block a move: pure.
+"""Find the reasons that block a move.
 
 Most errors stop any move, because an object or a VM could be lost.
 """
@@ -26,7 +26,9 @@ from operations.backup.writing import Restore
 from operations.status.check import Check, Result, ok
 from operations.status.remedies import resume_command
 
-_CONFIG_MAPS, _VMS, _CREATION = "configmaps", "vms", "creation"
+_CONFIG_MAPS = "configmaps"
+_VMS = "vms"
+_CREATION = "creation"
 # A user may override these errors, because no controller replaces a machine when they are ignored.
 # A wrong class, template or identity could cost VMs.
 _OVERRIDABLE = (_CONFIG_MAPS, _VMS, _CREATION)
@@ -59,7 +61,13 @@ def creation_checks(target: Restore, tried: DryRun) -> list[Check]:
     """Report refusals of the target's dry runs, which would stop the move after the pause."""
     remedy = "Correct it there: the move would stop after the pause"
     result = [
-        Check(_CREATION, _target_name(target), Result.ERROR, f"refused there: {text}", remedy)
+        Check(
+            _CREATION,
+            _target_name(target),
+            Result.ERROR,
+            message=f"refused there: {text}",
+            remedy=remedy,
+        )
         for text in tried.refused
     ]
 
@@ -92,14 +100,16 @@ def _check_sides(backup: Backup, target: Restore) -> Iterator[Check]:
         if not uid:
             message = f"the uid of namespace kube-system of the {subject} cannot be read"
             remedy = "Use an account that may get namespace kube-system"
-            yield Check("target", subject, Result.ERROR, message, remedy)
+            yield Check("target", subject, Result.ERROR, message=message, remedy=remedy)
 
     if source and source == target.uid:
         message = "source and target are the same"
-        yield Check("target", there, Result.ERROR, message, "Name another --to-kubeconfig")
+        yield Check(
+            "target", there, Result.ERROR, message=message, remedy="Name another --to-kubeconfig"
+        )
     for problem in target.problems:
         remedy = "Install the same providers as on the source"
-        yield Check("kinds", there, Result.ERROR, problem, remedy)
+        yield Check("kinds", there, Result.ERROR, message=problem, remedy=remedy)
 
 
 def _check_objects(backup: Backup, target: Restore) -> Iterator[Check]:
@@ -114,7 +124,7 @@ def _check_objects(backup: Backup, target: Restore) -> Iterator[Check]:
         check = _CONFIG_MAPS if stays and step.identity[:2] == ("", "ConfigMap") else "objects"
         message = f"{step.identity} exists there and is different"
         remedy = "Make both equal. A Cluster that is deleted on the target takes its VMs with it"
-        yield Check(check, _target_name(target), Result.ERROR, message, remedy)
+        yield Check(check, _target_name(target), Result.ERROR, message=message, remedy=remedy)
 
 
 def _check_other_moves(target: Restore) -> Iterator[Check]:
@@ -129,7 +139,9 @@ def _check_other_moves(target: Restore) -> Iterator[Check]:
         if is_complete:
             command = str(remedies.MOVE_CLUSTERS(clusters=" ".join(clusters)))
         remedy = f"Complete that move first: {command}"
-        yield Check("interrupted", _target_name(target), Result.ERROR, message, remedy)
+        yield Check(
+            "interrupted", _target_name(target), Result.ERROR, message=message, remedy=remedy
+        )
 
 
 def clusters_of_rancher(backup: Backup) -> list[str]:
@@ -145,7 +157,7 @@ def _check_rancher(backup: Backup) -> Iterator[Check]:
             "Rancher's, and are not moved"
         )
         remedy = "Move it with Rancher itself; name the other clusters to move these alone"
-        yield Check("rancher", "source", Result.ERROR, message, remedy)
+        yield Check("rancher", "source", Result.ERROR, message=message, remedy=remedy)
 
 
 def _check_adoption(backup: Backup) -> Iterator[Check]:
@@ -156,21 +168,21 @@ def _check_adoption(backup: Backup) -> Iterator[Check]:
         if obj["kind"] == "Cluster" and parking.concerns(obj):
             message = f"{name} is parked: the target would not start its VMs"
             remedy = f"Resume it first: {remedies.RESUME_PARKED(ref=key_of(obj))}"
-            yield Check("parked", "source", Result.ERROR, message, remedy)
+            yield Check("parked", "source", Result.ERROR, message=message, remedy=remedy)
             continue
 
         # The pause of a former call of this move does not count: `backup_of_move` has removed it.
         if is_paused(obj):
             message = f"{name} is paused: the target would not adopt its VMs"
             remedy = f"Resume it: {resume_command(obj)}"
-            yield Check("paused", "source", Result.ERROR, message, remedy)
+            yield Check("paused", "source", Result.ERROR, message=message, remedy=remedy)
         elif obj["kind"] == "HarvesterCluster" and externally_managed(obj):
             message = f"{name} is managed by another controller, which is not moved"
             remedy = (
                 "Run that controller for the target: VMs are adopted once it has set the status "
                 "there"
             )
-            yield Check("managed", "source", Result.WARNING, message, remedy)
+            yield Check("managed", "source", Result.WARNING, message=message, remedy=remedy)
 
 
 def _check_completeness(backup: Backup) -> Iterator[Check]:
@@ -181,7 +193,7 @@ def _check_completeness(backup: Backup) -> Iterator[Check]:
     for unseen in backup.unseen:
         message = f"not read: {unseen}"
         remedy = "Use an account that may read it"
-        yield Check("source", "source", Result.ERROR, message, remedy)
+        yield Check("source", "source", Result.ERROR, message=message, remedy=remedy)
 
 
 def _check_vms(vms: VirtualMachines) -> Iterator[Check]:
@@ -191,12 +203,12 @@ def _check_vms(vms: VirtualMachines) -> Iterator[Check]:
         remedy = (
             "Check Harvester and the identity with caphv doctor. Adoption could not be verified"
         )
-        yield Check("harvester", "source", Result.ERROR, message, remedy)
+        yield Check("harvester", "source", Result.ERROR, message=message, remedy=remedy)
 
     if vms.absent:
         message = f"the VM of {', '.join(sorted(vms.absent))} does not exist on Harvester"
         remedy = "Delete these Machines on the source first"
-        yield Check(_VMS, "source", Result.ERROR, message, remedy)
+        yield Check(_VMS, "source", Result.ERROR, message=message, remedy=remedy)
 
     if not vms.unread and not vms.absent:
         message = f"Harvester shows the VMs of all machines: {len(vms.states)}"

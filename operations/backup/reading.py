@@ -54,7 +54,7 @@ async def read_backup(
     :param client: client of the management cluster
     :param query: which clusters to read
     :param step: called with a description of each step
-    :param with_pools: whether to read the IPPools on their Harvesters, too
+    :param with_pools: whether to read also the IPPools on their Harvesters
     """
     step("reading which kinds there are")
     kinds = await kinds_to_copy(client)
@@ -126,7 +126,7 @@ async def read_objects(
 ) -> tuple[dict[ObjectId, Obj], list[str]]:
     """Read all objects of Cluster API in some namespaces.
 
-    Objects to which these and `others` refer are read, too. The second part of the answer names
+    Also reads objects to which these and `others` refer. The second part of the result names
     what could not be read. Raises `ApiError`, `Unreachable`, `NoClusterApiError`.
     """
     others = list(others)
@@ -181,7 +181,7 @@ class _Collection:
             for identity in identities
             if identity not in self.asked and identity[:2] in self.kinds
         ]
-        # Absent objects are remembered, too, because the caller would ask for them forever.
+        # Remember absent objects as well; otherwise the caller would ask for them forever.
         self.asked |= set(new)
         objs = await asyncio.gather(*map(self._read_one, new))
         self.objects |= {id_of(obj): obj for obj in objs if obj is not None}

@@ -27,7 +27,7 @@ _SALT_BYTES = 16
 # GCM hashes a nonce of any other length first.
 _NONCE_BYTES = 12
 _KEY_BYTES = 32
-SHORTEST_PASSPHRASE = 8
+MIN_PASSPHRASE_LENGTH = 8
 
 
 class SealError(Exception):
@@ -73,9 +73,11 @@ class Opener:
 
         # The first file decides on the salt, so that an attacker cannot make us derive a key for
         # each file.
-        header, body = match[0], sealed[match.end() :]
+        header = match[0]
+        body = sealed[match.end() :]
         if self._cipher is None:
-            self._header, self._cipher = header, AESGCM(self._derive_key(match))
+            self._header = header
+            self._cipher = AESGCM(self._derive_key(match))
         if header != self._header:
             raise SealError("is a file of another backup, or its header is damaged")
 

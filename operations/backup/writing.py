@@ -29,7 +29,7 @@ from operations.read.management import list_all
 
 _REQUESTS_AT_ONCE = 16
 _WITHOUT_INDEX = "without-index"
-_MOST_CONFLICTS = 20
+_MAX_CONFLICTS = 20
 # The API server names the manager of fields after the user agent of the command that wrote them.
 _OUR_MANAGER = ("caphv-cli", "Update", "")
 
@@ -207,7 +207,7 @@ async def _restore_managers(
     replaced = {_OUR_MANAGER, *map(_manager, fields)}
 
     # Controllers write to a new object at the same time, so that several attempts are needed.
-    for attempt in range(_MOST_CONFLICTS):
+    for attempt in range(_MAX_CONFLICTS):
         others = [
             entry
             for entry in live["metadata"].get("managedFields") or ()
@@ -221,7 +221,7 @@ async def _restore_managers(
         try:
             await client.patch(resource, key.name, key.namespace, {"metadata": metadata})
         except Conflict:
-            if attempt == _MOST_CONFLICTS - 1:
+            if attempt == _MAX_CONFLICTS - 1:
                 raise
             live = await client.get(resource, key.name, key.namespace)
         else:
@@ -242,7 +242,7 @@ def _manager(entry: Obj) -> tuple[str, str, str]:
 
 
 def _unserved_kinds(backup: Backup, kinds: dict[tuple[str, str], Resource]) -> Iterator[str]:
-    """Say which kinds of a backup the target does not serve in their version."""
+    """Name the kinds of a backup that the target does not serve in their version."""
     for identity, obj in backup.objects.items():
         # Another version of a kind could lose fields silently.
         resource = kinds.get((identity.group, identity.kind))

@@ -54,7 +54,7 @@ class Plan:
     patches: tuple[Patch, ...] = ()
     checks: tuple[Check, ...] = ()
     pending: tuple[Change, ...] = ()
-    """Changes that wait for a current change; with `--wait` the command makes them, too."""
+    """Changes that wait for a current change; the command makes them only with `--wait`."""
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -70,14 +70,20 @@ class Plan:
 def patch_of(obj: Obj, body: Obj, changes: Iterable[Change]) -> Patch:
     """Return the patch of an object that was read."""
     return Patch(
-        str(obj.get("apiVersion") or ""), str(obj["kind"]), key_of(obj), body, tuple(changes), obj
+        api_version=str(obj.get("apiVersion") or ""),
+        kind=str(obj["kind"]),
+        key=key_of(obj),
+        body=body,
+        changes=tuple(changes),
+        before=obj,
     )
 
 
 def _is_same(body: Obj, before: Obj, live: Obj) -> bool:
     """Whether two versions of an object have equal values in the fields of a patch."""
     for name, value in body.items():
-        old, new = before.get(name), live.get(name)
+        old = before.get(name)
+        new = live.get(name)
         if isinstance(value, dict):
             if not _is_same(value, old or {}, new or {}):
                 return False

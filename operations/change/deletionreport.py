@@ -1,4 +1,4 @@
-"""Report what a deletion waits for, and what stays on Harvester when it is forced: pure."""
+"""Report what a deletion waits for, and what stays on Harvester when it is forced."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PendingDeletion:
     next_step: str = ""
     stuck: bool = False
     paused: bool = False
-    """Whether it waits for the end of its own pause: a forced deletion waits for that, too."""
+    """Whether it waits for the end of its own pause, as a forced deletion does as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Leftover:
 
 
 def pending_deletions(parts: Parts, now: datetime) -> tuple[PendingDeletion, ...]:
-    """Return what a deletion waits for, in the order in which it proceeds: the cluster last.
+    """Return the objects that a deletion waits for, in the order of deletion: the cluster last.
 
     First of all, that the Cluster is paused: then no controller proceeds.
     """
@@ -86,11 +86,17 @@ def remains_of(objects: ManagementObjects, key: Key) -> Parts | None:
         "spec": {},
     }
     harvester_cluster = harvester_clusters[0] if harvester_clusters else None
-    return Parts(cluster, harvester_cluster, None, machines, harvester_machines)
+    return Parts(
+        cluster=cluster,
+        harvester_cluster=harvester_cluster,
+        control_plane=None,
+        machines=machines,
+        harvester_machines=harvester_machines,
+    )
 
 
 def pending_remains(parts: Parts, now: datetime) -> tuple[PendingDeletion, ...]:
-    """Return what the remains of a cluster wait for, or that nothing asks for their deletion."""
+    """Return what blocks the remains of a cluster, or that their deletion is not requested."""
     pending = list(pending_deletions(parts, now))
     reported = {deletion.object for deletion in pending}
 
@@ -116,7 +122,7 @@ def pending_remains(parts: Parts, now: datetime) -> tuple[PendingDeletion, ...]:
 
 
 def leftovers_of(parts: Parts) -> tuple[Leftover, ...]:
-    """Return what a cluster has on its Harvester, as far as its objects say."""
+    """Return the objects that a cluster has on its Harvester according to its own objects."""
     target = text_at(parts.harvester_cluster, "spec", "targetNamespace")
     leftovers: list[Leftover] = []
     for machine in parts.harvester_machines.values():
@@ -139,7 +145,7 @@ def forcible(parts: Parts) -> tuple[tuple[str, Obj], ...]:
 
 
 def _machines(parts: Parts, now: datetime) -> Iterator[PendingDeletion]:
-    """Say what each machine waits for."""
+    """Yield the wait of each machine."""
     for machine in parts.machines:
         if not being_deleted(machine):
             if being_deleted(parts.cluster):
@@ -159,7 +165,7 @@ def _machines(parts: Parts, now: datetime) -> Iterator[PendingDeletion]:
 
 
 def _reason(machine: Obj) -> str:
-    """Return what the core waits for before it deletes the HarvesterMachine of a Machine."""
+    """Return the wait of the core before it deletes the HarvesterMachine of a Machine."""
     condition = condition_of(machine, "Deleting")
     message = " ".join(str(condition.get("message") or "").split())
     if reason := message or str(condition.get("reason") or ""):
@@ -171,7 +177,7 @@ def _reason(machine: Obj) -> str:
 
 
 def _unrequested_deletion(parts: Parts, machine: Obj, now: datetime) -> PendingDeletion:
-    """Return what a Machine waits for whose owner has not asked for its deletion.
+    """Return the wait of a Machine whose owner has not requested its deletion.
 
     It is stuck if nothing that comes before it explains that.
     """
@@ -185,11 +191,13 @@ def _unrequested_deletion(parts: Parts, machine: Obj, now: datetime) -> PendingD
     step = f"Check that the controller of its owner runs: {remedies.GET_PROVIDERS}"
     reason = f"its turn: {owner} has not asked for its deletion yet"
     name = f"Machine/{machine['metadata']['name']}"
-    return PendingDeletion(name, since, reason, step if stuck else "", stuck)
+    return PendingDeletion(
+        object=name, since=since, reason=reason, next_step=step if stuck else "", stuck=stuck
+    )
 
 
 def _infrastructure(parts: Parts, obj: Obj, kind: str, now: datetime) -> PendingDeletion:
-    """Return what the provider waits for, by the first condition that is not true.
+    """Return the wait of the provider, from the first condition that is not true.
 
     :param parts: the objects of the cluster
     :param obj: a HarvesterCluster or HarvesterMachine that is being deleted
@@ -212,7 +220,7 @@ def _infrastructure(parts: Parts, obj: Obj, kind: str, now: datetime) -> Pending
 
 
 def _wait(obj: Obj, kind: str, reason: str, step: str, now: datetime) -> PendingDeletion:
-    """Return what an object waits for: one that is paused waits for the end of its pause.
+    """Return the wait of an object. If it is paused, it waits for the end of its pause.
 
     :param obj: an object that is being deleted
     :param kind: its kind
@@ -225,7 +233,9 @@ def _wait(obj: Obj, kind: str, reason: str, step: str, now: datetime) -> Pending
     if command := resume_command(obj):
         step = f"Resume it: {command}"
         return PendingDeletion(name, since, _PAUSED, step, stuck=True, paused=True)
-    return PendingDeletion(name, since, reason, step, _is_late(since, now))
+    return PendingDeletion(
+        object=name, since=since, reason=reason, next_step=step, stuck=_is_late(since, now)
+    )
 
 
 def _is_late(since: str, now: datetime) -> bool:
@@ -234,7 +244,8 @@ def _is_late(since: str, now: datetime) -> bool:
 
 def _of_machine(machine: Obj, target: str) -> Iterator[Leftover]:
     """Yield what a HarvesterMachine has on Harvester: nothing before its VM was created."""
-    name, status = str(machine["metadata"]["name"]), machine.get("status") or {}
+    name = str(machine["metadata"]["name"])
+    status = machine.get("status") or {}
     if not (at(machine, "spec", "providerID") or status.get("virtualMachine")):
         return
 

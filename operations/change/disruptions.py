@@ -46,7 +46,7 @@ def checks(cluster: Key, budgets: Iterable[Obj]) -> Iterator[Check]:
         "Run more replicas of these workloads, or set spec.deletion.nodeDrainTimeoutSeconds of "
         "the Machines"
     )
-    yield Check("disruptions", subject, Result.WARNING, message, remedy)
+    yield Check("disruptions", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _blocks(status: Obj) -> bool:

@@ -178,7 +178,9 @@ def _checks(host: Obj, hosts: Iterable[Obj], machines: Sequence[HostMachines]) -
         yield ok("hosts", subject, f"{counted(len(others), 'other host')} ready for its VMs")
     else:
         remedy = "End a maintenance or an evacuation, or start a host"
-        yield Check("hosts", subject, Result.ERROR, "no other host takes VMs", remedy)
+        yield Check(
+            "hosts", subject, Result.ERROR, message="no other host takes VMs", remedy=remedy
+        )
 
     for group in machines:
         yield from _machine_checks(subject, group)
@@ -189,7 +191,7 @@ def _machine_checks(subject: str, machines: HostMachines) -> Iterator[Check]:
 
     def warning(message: str, group: tuple[str, ...], remedy: str) -> Check:
         text = f"{machines.cluster}{message}: {name_some(group)}"
-        return Check("machines", subject, Result.WARNING, text, remedy)
+        return Check("machines", subject, Result.WARNING, message=text, remedy=remedy)
 
     def report(message: str, group: tuple[str, ...]) -> Check:
         return ok("machines", subject, f"{machines.cluster}{message}: {name_some(group)}")

@@ -130,7 +130,8 @@ class Move:
         Return the paused clusters, compared with the target and checked again. Raises `MoveError`
         if the pause is not confirmed in time, without `force`, or a check fails.
         """
-        source, target = self.sides.source, self.plan.target
+        source = self.sides.source
+        target = self.plan.target
         try:
             await moving.pause(source, target.kinds[moving.CLUSTER], self.plan.backup, target.uid)
         except RequestError as error:
@@ -183,7 +184,9 @@ class Move:
 
         Raises `MoveError` if that takes too long, or a VM was replaced or restarted.
         """
-        before, vms, unadopted = self.plan.vms, VirtualMachines(), ["all machines"]
+        before = self.plan.vms
+        vms = VirtualMachines()
+        unadopted = ["all machines"]
 
         async def is_adopted() -> bool:
             nonlocal vms, unadopted

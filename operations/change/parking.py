@@ -183,7 +183,9 @@ def _park_checks(parts: Parts) -> Iterator[Check]:
     ]
     reasons = [(message, remedy) for applies, message, remedy in refusals if applies]
     for message, remedy in reasons:
-        yield Check("park", subject, Result.ERROR, f"{message}, so it is not parked", remedy)
+        yield Check(
+            "park", subject, Result.ERROR, message=f"{message}, so it is not parked", remedy=remedy
+        )
 
     deleted = sorted(key_of(machine).name for machine in parts.machines if being_deleted(machine))
     if deleted:
@@ -191,7 +193,13 @@ def _park_checks(parts: Parts) -> Iterator[Check]:
             "Machines are being deleted, which continues after the cluster is resumed: "
             f"{name_some(deleted)}"
         )
-        yield Check("machines", subject, Result.WARNING, message, "Wait until they are deleted")
+        yield Check(
+            "machines",
+            subject,
+            Result.WARNING,
+            message=message,
+            remedy="Wait until they are deleted",
+        )
     if not reasons:
         yield ok("park", subject, f"{counted(len(parts.machines), 'machine')} will be stopped")
 
@@ -209,7 +217,7 @@ def _schedule_checks(parts: Parts, value: str | None) -> Iterator[Check]:
     )
     message = f"annotation {PARK_ANNOTATION} overrides its schedule until you remove it"
     remedy = f"To have it follow the schedule again: {command}"
-    yield Check("schedule", f"Cluster {key}", Result.WARNING, message, remedy)
+    yield Check("schedule", f"Cluster {key}", Result.WARNING, message=message, remedy=remedy)
 
 
 def _resume_checks(parts: Parts, harvester: HarvesterObjects | None, why: str) -> Iterator[Check]:
@@ -218,14 +226,14 @@ def _resume_checks(parts: Parts, harvester: HarvesterObjects | None, why: str) -
     if harvester is None:
         message = f"its Harvester cannot be read: {why or 'its identity cannot be used'}"
         remedy = f"Start its hosts, and check the connection: {remedies.DOCTOR(ref=parts.key)}"
-        yield Check("harvester", subject, Result.ERROR, message, remedy)
+        yield Check("harvester", subject, Result.ERROR, message=message, remedy=remedy)
         return
 
     unready = sorted(filter(None, map(_why_unready, harvester.hosts)))
     if unready:
         message = f"hosts of Harvester are not back: {name_some(unready)}"
         remedy = "Start them, or end their maintenance, and wait until all are Ready"
-        yield Check("hosts", subject, Result.ERROR, message, remedy)
+        yield Check("hosts", subject, Result.ERROR, message=message, remedy=remedy)
     else:
         hosts = counted(len(harvester.hosts), "host")
         yield ok("hosts", subject, f"Harvester answers, and {hosts} of it are ready")

@@ -34,7 +34,8 @@ async def _write(client: ApiClient, resource: Resource, patch: Patch) -> None:
 
     Controllers write the status all the time.
     """
-    live, key = patch.before, patch.key
+    live = patch.before
+    key = patch.key
     for attempt in range(_ATTEMPTS):
         # With a resourceVersion the server refuses the patch if the object was changed since.
         version = {"resourceVersion": live["metadata"]["resourceVersion"]}

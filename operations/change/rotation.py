@@ -165,7 +165,16 @@ async def read_identity(client: ApiClient, key: Key) -> RotatedIdentity:
     sharing, unread = await secrets_with_token(client, others, access.token)
     # A cluster that may not use the identity that it names never had the token.
     users = await without_refused(client, [obj for obj, secret in named if secret == key])
-    return RotatedIdentity(key, secret, content, access, token, users, sharing, unread)
+    return RotatedIdentity(
+        key=key,
+        secret=secret,
+        content=content,
+        access=access,
+        token=token,
+        clusters=users,
+        sharing=sharing,
+        unread=unread,
+    )
 
 
 def plan_rotation(
@@ -220,7 +229,7 @@ async def find_problems(
     *,
     is_administrator: bool,
 ) -> list[str]:
-    """Return what would stop a rotation: missing rights, and servers that do not answer.
+    """Return the problems that would stop a rotation: missing rights, unreachable servers.
 
     Nothing is changed. The new token will have the rights that the present one has.
 
@@ -232,7 +241,13 @@ async def find_problems(
     """
     problems = []
     hint = "" if is_administrator else _HINT
-    write = rights.Right(identity.key.namespace, "", SECRETS.plural, "patch", identity.key.name)
+    write = rights.Right(
+        namespace=identity.key.namespace,
+        group="",
+        resource=SECRETS.plural,
+        verb="patch",
+        name=identity.key.name,
+    )
     try:
         if denied := await rights.find_denied(management, [write]):
             what = "; ".join(rights.describe(denied))
@@ -254,7 +269,7 @@ async def find_problems(
     try:
         missing = await rights.find_denied(probe, rights.needed_rights(identity.clusters))
     except RequestError:
-        return problems  # an administrator also replaces a token that is not valid any more
+        return problems  # an administrator also replaces a token that is no longer valid
     finally:
         await probe.close()
     if missing:
@@ -264,15 +279,33 @@ async def find_problems(
 
 def _rights_to_rotate(account: Key, plan: RotationPlan) -> list[rights.Right]:
     """Return the rights on Harvester with which a plan is carried out."""
-    needed = [rights.Right("", "", NAMESPACES.plural, "get", "kube-system")]
+    needed = [
+        rights.Right(
+            namespace="", group="", resource=NAMESPACES.plural, verb="get", name="kube-system"
+        )
+    ]
     if plan.issues and plan.seconds:
         token = f"{SERVICE_ACCOUNTS.plural}/token"
-        needed.append(rights.Right(account.namespace, "", token, "create", account.name))
+        needed.append(
+            rights.Right(
+                namespace=account.namespace,
+                group="",
+                resource=token,
+                verb="create",
+                name=account.name,
+            )
+        )
     elif plan.issues:
         secrets = rights.Right(account.namespace, "", SECRETS.plural, "create")
         needed += [secrets, replace(secrets, verb="get")]
     if plan.deletes:
-        former = rights.Right(account.namespace, "", SECRETS.plural, "delete", plan.deletes)
+        former = rights.Right(
+            namespace=account.namespace,
+            group="",
+            resource=SECRETS.plural,
+            verb="delete",
+            name=plan.deletes,
+        )
         needed += [former, replace(former, verb="get")]
     return needed
 
@@ -385,7 +418,7 @@ class Rotation:
         try:
             lacked = await rights.find_denied(former, missing)
         except RequestError:
-            # A token that is not valid any more has nothing to lose.
+            # A token that is no longer valid has no rights to lose.
             return []
         finally:
             await former.close()
@@ -393,7 +426,8 @@ class Rotation:
 
     async def _write(self, content: str) -> None:
         """Write the new token, with an annotation that names the former one while it is valid."""
-        key, metadata = self.identity.key, self.identity.secret["metadata"]
+        key = self.identity.key
+        metadata = self.identity.secret["metadata"]
         patch = {
             "metadata": {
                 # Another rotation at the same time must not lose its token.
@@ -423,7 +457,8 @@ class Rotation:
         # A cluster that was not connected before proves nothing about the new token.
         lost = []
         for obj in filter(_is_connected, self.identity.clusters):
-            name, namespace = obj["metadata"]["name"], obj["metadata"]["namespace"]
+            name = obj["metadata"]["name"]
+            namespace = obj["metadata"]["namespace"]
             try:
                 cluster = await self.management.get(HARVESTER_CLUSTERS, name, namespace)
             except NotFound:

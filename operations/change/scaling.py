@@ -1,4 +1,4 @@
-"""Plan a change of the numbers of machines, with and without a topology: pure."""
+"""Plan a change of the numbers of machines, with and without a topology."""
 
 from __future__ import annotations
 
@@ -209,7 +209,8 @@ def _choose_pools(
     pools: list[_Pool], numbers: Mapping[str, int], parts: Parts
 ) -> list[tuple[_Pool, int]]:
     """Return the pools with their new numbers. Raises `ChangeError` for unknown pools."""
-    problems, chosen = [], []
+    problems = []
+    chosen = []
     for name, number in numbers.items():
         matching = [pool for pool in pools if name in ("", pool.name)]
         if len(matching) == 1:
@@ -224,7 +225,8 @@ def _choose_pools(
 
 def _unknown_pool(pools: list[_Pool], name: str, number: int, parts: Parts) -> str:
     """Say why a name does not match one pool, and what to do instead."""
-    subject, names = f"cluster {parts.key}", [pool.name for pool in pools]
+    subject = f"cluster {parts.key}"
+    names = [pool.name for pool in pools]
     if not pools:
         return f"{subject} has no worker pool: add one to its topology or definition"
     if not name:
@@ -242,21 +244,22 @@ def _control_plane_checks(parts: Parts, scale: Scale) -> Iterator[Check]:
 
     # etcd needs more than half of its members. An even number adds a member that may fail, but does
     # not allow for one more failure.
-    subject, number = f"Cluster {parts.key}", scale.control_plane
+    subject = f"Cluster {parts.key}"
+    number = scale.control_plane
     if number < 1:
         message = "a cluster without a control plane machine loses its etcd"
         remedy = "Keep at least one, or delete the cluster"
-        yield Check("quorum", subject, Result.ERROR, message, remedy)
+        yield Check("quorum", subject, Result.ERROR, message=message, remedy=remedy)
     elif number % 2 == 0:
         message = (
             f"{number} control plane machines survive no more failures than {number - 1}, and need "
             "more members for a quorum"
         )
         remedy = f"Use {number - 1} or {number + 1}, or add --force"
-        yield Check("quorum", subject, Result.ERROR, message, remedy)
+        yield Check("quorum", subject, Result.ERROR, message=message, remedy=remedy)
     elif number == 1 and len(_servers(parts)) > 1:
         message = "one control plane machine survives no failure"
-        yield Check("quorum", subject, Result.WARNING, message, "Keep three")
+        yield Check("quorum", subject, Result.WARNING, message=message, remedy="Keep three")
     else:
         failures = (number - 1) // 2
         message = f"etcd survives the loss of {failures} of {number} control plane machines"
@@ -278,11 +281,17 @@ def _pool_checks(parts: Parts, chosen: Iterable[tuple[_Pool, int]]) -> Iterator[
             remedy = (
                 f"Change its bounds instead: annotations {names.AUTOSCALER_MIN_SIZE} and -max-size"
             )
-            yield Check("autoscaler", subject, Result.WARNING, message, remedy)
+            yield Check("autoscaler", subject, Result.WARNING, message=message, remedy=remedy)
 
         if not number:
             message = f"pool {pool.name} will have no machine"
-            yield Check("workers", subject, Result.WARNING, message, "Its Pods need another pool")
+            yield Check(
+                "workers",
+                subject,
+                Result.WARNING,
+                message=message,
+                remedy="Its Pods need another pool",
+            )
 
 
 def _patch_topology(parts: Parts, scale: Scale, chosen: list[tuple[_Pool, int]]) -> Iterator[Patch]:
@@ -295,7 +304,8 @@ def _patch_topology(parts: Parts, scale: Scale, chosen: list[tuple[_Pool, int]])
     body: Obj = {}
     changes = []
 
-    before, after = at(topology, "controlPlane", "replicas"), scale.control_plane
+    before = at(topology, "controlPlane", "replicas")
+    after = scale.control_plane
     if after is not None and after != before:
         body["controlPlane"] = {"replicas": after}
         changes.append(_change(name, "spec.topology.controlPlane.replicas", before, after))

@@ -1,4 +1,4 @@
-"""Plan an upgrade of a cluster's Kubernetes, check it, and measure its progress: pure."""
+"""Plan an upgrade of a cluster's Kubernetes, check it, and measure its progress."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def plan_upgrade(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, wan
         )
         raise ChangeError([problem])
 
-    version, kind = Version.parse(wanted), text_at(parts.control_plane, "kind")
+    version = Version.parse(wanted)
+    kind = text_at(parts.control_plane, "kind")
     if version is None:
         problem = f"not a version of Kubernetes; write it like {_example(kind)}"
         raise ChangeError([f"--version {wanted}: {problem}"])
@@ -215,7 +216,8 @@ def _check_images(parts: Parts, wanted: str) -> Iterator[Check]:
     Images that no HarvesterCluster declares are not known here; `caphv plan` asks Harvester.
     """
     spec = dict_at(parts.harvester_cluster, "spec")
-    target, declared = str(spec.get("targetNamespace") or ""), imports_of(spec)
+    target = str(spec.get("targetNamespace") or "")
+    declared = imports_of(spec)
     needed = {
         qualified(image.text, target)
         for machine in parts.harvester_machines.values()
@@ -226,9 +228,11 @@ def _check_images(parts: Parts, wanted: str) -> Iterator[Check]:
     if not needed:
         return
 
-    subject, named = f"Cluster {parts.key}", ", ".join(sorted(needed))
+    subject = f"Cluster {parts.key}"
+    named = ", ".join(sorted(needed))
     condition = condition_of(parts.harvester_cluster, ConditionType.IMAGES_READY)
-    status, message = condition.get("status"), str(condition.get("message") or "")
+    status = condition.get("status")
+    message = str(condition.get("message") or "")
     generation = at(parts.harvester_cluster, "metadata", "generation") or 0
     is_current = (condition.get("observedGeneration") or 0) >= generation
     if status == "True" and is_current:
@@ -236,15 +240,15 @@ def _check_images(parts: Parts, wanted: str) -> Iterator[Check]:
     elif status != "False" or not is_current:
         remedy = "Wait until condition ImagesReady tells, or new machines may have to wait"
         message = f"it is not known yet whether Harvester has imported {named}"
-        yield Check("images", subject, Result.WARNING, message, remedy)
+        yield Check("images", subject, Result.WARNING, message=message, remedy=remedy)
     elif concerned := [image for image in needed if _has_failed(image, condition)]:
         remedy = "Correct it first: new machines would get no VM"
         detail = f"{', '.join(sorted(concerned))} cannot be imported: {message}"
-        yield Check("images", subject, Result.ERROR, detail, remedy)
+        yield Check("images", subject, Result.ERROR, message=detail, remedy=remedy)
     elif " more" in message or any(_part_about(image, message) for image in needed):
         # The message leaves out some of many images, so that these may not be imported.
         remedy = "Wait for it, or new machines will"
-        yield Check("images", subject, Result.WARNING, message, remedy)
+        yield Check("images", subject, Result.WARNING, message=message, remedy=remedy)
     else:
         yield ok("images", subject, f"imported: {named}")
 
@@ -259,17 +263,17 @@ def _check_backups(parts: Parts) -> Iterator[Check]:
     message = str(condition.get("message") or "")
     if condition.get("reason") == Reason.BACKUPS_REFUSED:
         remedy = "Do what it says first, or the machines that are replaced have no backups"
-        yield Check("backups", subject, Result.WARNING, message, remedy)
+        yield Check("backups", subject, Result.WARNING, message=message, remedy=remedy)
     elif condition:
         yield ok("backups", subject, "Harvester backs up control plane machines before deletion")
     else:
         remedy = "Wait until condition ControlPlaneBackupsReady tells"
         message = "it is not known yet whether Harvester would back up control plane machines"
-        yield Check("backups", subject, Result.WARNING, message, remedy)
+        yield Check("backups", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _part_about(image: str, message: str) -> str:
-    """Return what the message of the condition says from an image on, empty if it is not named."""
+    """Return the part of the condition's message that starts with an image; empty without it."""
     return f"; {message}".partition(f"; {image}: ")[2]
 
 
@@ -321,7 +325,7 @@ def _skew(parts: Parts, cluster: Cluster, wanted: str, version: Version) -> Iter
     else:
         yield ok("version", f"Cluster {parts.key}", f"{wanted} may follow {cluster.version}")
         return
-    yield Check("version", f"Cluster {parts.key}", Result.ERROR, message, remedy)
+    yield Check("version", f"Cluster {parts.key}", Result.ERROR, message=message, remedy=remedy)
 
 
 def _example(kind: str) -> str:

@@ -32,7 +32,7 @@ def checks(objs: Iterable[Obj]) -> Iterator[Check]:
                 hint = f"Did you mean {similar[0]}? " if similar else ""
                 message = f"annotation {name} has no effect"
                 remedy = f"{hint}Remove it: {_removal_command(obj, name)}"
-                yield Check("annotations", subject, Result.WARNING, message, remedy)
+                yield Check("annotations", subject, Result.WARNING, message=message, remedy=remedy)
 
         # Both annotations are meant for one operation, and are dangerous afterwards.
         if annotations.get(names.FORCE_DELETE_ANNOTATION) == "true" and not being_deleted(obj):
@@ -41,7 +41,7 @@ def checks(objs: Iterable[Obj]) -> Iterator[Check]:
                 "force-delete is set"
             )
             remedy = f"Remove it: {_removal_command(obj, names.FORCE_DELETE_ANNOTATION)}"
-            yield Check("annotations", subject, Result.WARNING, message, remedy)
+            yield Check("annotations", subject, Result.WARNING, message=message, remedy=remedy)
 
         ready = condition_of(obj, "Ready").get("status") == "True"
         if annotations.get(names.ADOPT_ANNOTATION) == "true" and ready and not being_deleted(obj):
@@ -50,7 +50,7 @@ def checks(objs: Iterable[Obj]) -> Iterator[Check]:
                 "adopted"
             )
             remedy = f"Remove it: {_removal_command(obj, names.ADOPT_ANNOTATION)}"
-            yield Check("annotations", subject, Result.WARNING, message, remedy)
+            yield Check("annotations", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _removal_command(obj: Obj, name: str) -> str:

@@ -25,4 +25,6 @@ def checks(clusters: Iterable[Cluster], control_planes: Mapping[Key, Obj]) -> It
         for problem in rke2.problems(control_plane.get("spec") or {}, cluster.version):
             result = Result.WARNING if problem.lost else Result.ERROR
             message = f"spec.{'.'.join(problem.path)}: {problem.detail}"
-            yield Check("bootstrap", f"Cluster {cluster.key}", result, message, remedy)
+            yield Check(
+                "bootstrap", f"Cluster {cluster.key}", result, message=message, remedy=remedy
+            )

@@ -58,7 +58,7 @@ def _check(table: Compatibility, cluster: Cluster, facts: HarvesterFacts) -> Ite
     for problem in problems:
         message = f"RKE2 {cluster.version}: {problem}"
         remedy = "Upgrade Harvester before the guest: RKE2 installs this chart with its Kubernetes"
-        yield Check(_CHECK, subject, Result.ERROR, message, remedy)
+        yield Check(_CHECK, subject, Result.ERROR, message=message, remedy=remedy)
     if not problems:
         versions = ", ".join(f"{name} {version}" for name, version in charts.items())
         release = f"Harvester {harvester[0]}.{harvester[1]}" if harvester else "this Harvester"

@@ -14,7 +14,7 @@ def checks(clusters: Iterable[Cluster], unconnected: Collection[str] = ()) -> It
     """Yield the checks of all clusters.
 
     :param clusters: the clusters that were read
-    :param unconnected: identity Secrets that lead to no Harvester, which other checks report
+    :param unconnected: identity Secrets that reach no Harvester, which other checks report
     """
     for cluster in clusters:
         subject = f"Cluster {cluster.key}"
@@ -26,7 +26,7 @@ def checks(clusters: Iterable[Cluster], unconnected: Collection[str] = ()) -> It
             elif problem.severity.wrong:
                 result = Result.ERROR if problem.severity is Severity.ERROR else Result.WARNING
                 message = f"{problem.objects[0]}: {problem.cause}"
-                yield Check("cluster", subject, result, message, problem.next_step)
+                yield Check("cluster", subject, result, message=message, remedy=problem.next_step)
 
         if not cluster.wrong:
             numbers = f"{cluster.control_plane} control plane, {cluster.workers} workers"
@@ -42,19 +42,20 @@ def _check_version(cluster: Cluster, subject: str) -> Iterator[Check]:
     distribution = next((name for name in ("rke2", "k3s") if suffix.startswith(name)), "kubernetes")
     if problem := support().components[distribution].problem(cluster.version):
         remedy = "Upgrade the cluster to a supported release of its distribution"
-        yield Check("cluster-version", subject, Result.WARNING, problem, remedy)
+        yield Check("cluster-version", subject, Result.WARNING, message=problem, remedy=remedy)
 
 
 def _check_quorum(cluster: Cluster, subject: str) -> Iterator[Check]:
     """Warn of an even number of control plane machines, because etcd needs more than half."""
-    what, desired = "control plane machines", cluster.control_plane.desired
+    what = "control plane machines"
+    desired = cluster.control_plane.desired
     if any(machine.etcd is not machine.control_plane for machine in cluster.machines):
         what = "machines with etcd"
         desired = sum(machine.etcd for machine in cluster.machines)
     if desired and desired % 2 == 0:
         message = f"{desired} {what} survive no more failures than {desired - 1}"
         remedy = f"Use an odd number of {what}"
-        yield Check("quorum", subject, Result.WARNING, message, remedy)
+        yield Check("quorum", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _check_placement(cluster: Cluster, subject: str) -> Iterator[Check]:
@@ -82,5 +83,5 @@ def _check_placement(cluster: Cluster, subject: str) -> Iterator[Check]:
             f"Without that {kind} etcd loses its quorum: spread them over "
             "controlPlaneFailureDomains"
         )
-        yield Check("placement", subject, Result.WARNING, message, remedy)
+        yield Check("placement", subject, Result.WARNING, message=message, remedy=remedy)
         return

@@ -30,7 +30,7 @@ def checks(configs: Sequence[Obj], namespaces: Sequence[Obj], subject: str) -> I
                 "or delete the ExtensionConfig: rollouts may stop, and a core of Cluster API that "
                 "restarts meanwhile stops for all clusters"
             )
-            yield Check(_CHECK, subject, Result.ERROR, message, remedy)
+            yield Check(_CHECK, subject, Result.ERROR, message=message, remedy=remedy)
 
     updaters = [config for config in configs if _updates_in_place(config)]
     if len(updaters) > 1 and not namespaces:
@@ -52,7 +52,7 @@ def checks(configs: Sequence[Obj], namespaces: Sequence[Obj], subject: str) -> I
             f"{name_some(sorted(names))}: Cluster API stops every rollout there"
         )
         remedy = "Let the namespaceSelector of all but one leave these namespaces out"
-        yield Check(_CHECK, subject, Result.ERROR, message, remedy)
+        yield Check(_CHECK, subject, Result.ERROR, message=message, remedy=remedy)
     if updaters and not shared:
         serving = name_some(sorted(map(_name, updaters)))
         yield ok(_CHECK, subject, f"ExtensionConfig {serving} updates machines in place")

@@ -1,4 +1,4 @@
-"""Check the state of Fleet's bundles in clusters: pure."""
+"""Check the state of Fleet's bundles in clusters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _check(obj: Obj, cluster: Key, now: datetime) -> Check:
             "Check Deployment cattle-fleet-system/fleet-agent in the cluster, and whether it "
             "reaches the API server"
         )
-        return Check("fleet", subject, Result.WARNING, message, remedy)
+        return Check("fleet", subject, Result.WARNING, message=message, remedy=remedy)
 
     ready = condition_of(obj, "Ready")
     bundles = text_at(obj, "status", "display", "readyBundles")
@@ -45,7 +45,7 @@ def _check(obj: Obj, cluster: Key, now: datetime) -> Check:
         reason = str(ready.get("message") or "").partition(" {")[0]
         message = f"{name}: {bundles or 'not all'} bundles are ready: {reason}"
         remedy = f"Follow a setting to where it stopped: {remedies.TRACE_BUNDLES(ref=cluster)}"
-        return Check("fleet", subject, Result.WARNING, message.rstrip(": "), remedy)
+        return Check("fleet", subject, Result.WARNING, message=message.rstrip(": "), remedy=remedy)
     return ok("fleet", subject, f"{name}: {bundles or 'all'} bundles are ready")
 
 

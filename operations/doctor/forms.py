@@ -10,7 +10,7 @@ from typing import Any
 
 from caphv.api.object import Obj
 
-_LONGEST_NUMBER = 9
+_MAX_DIGITS = 9
 
 
 def number_of(value: object) -> int | None:
@@ -19,7 +19,7 @@ def number_of(value: object) -> int | None:
         return value
     # Python also converts digits of other scripts, and takes long for long texts.
     if isinstance(value, str) and value.isascii() and value.isdecimal():
-        return int(value) if len(value) <= _LONGEST_NUMBER else None
+        return int(value) if len(value) <= _MAX_DIGITS else None
     return None
 
 

@@ -61,7 +61,7 @@ def checks(
                 "Use another name or targetNamespace: LoadBalancers of all but one of them may be "
                 "refused"
             )
-            yield Check(_NAME, f"Guest {name}", Result.WARNING, message, remedy)
+            yield Check(_NAME, f"Guest {name}", Result.WARNING, message=message, remedy=remedy)
         for key in sorted(keys):
             yield _check(objects, key, namespace, machines_by_cluster[key], version)
 
@@ -192,7 +192,7 @@ def _check(
         remedy = (
             "Name machines after their cluster, or use DHCP or a pool without spec.selector.network"
         )
-        return Check(_NAME, subject, Result.WARNING, message, remedy)
+        return Check(_NAME, subject, Result.WARNING, message=message, remedy=remedy)
     text = services(objects, machines, namespace, key.name, version)
     if not pool and first in _managed_dhcp(objects):
         message = (
@@ -203,7 +203,7 @@ def _check(
             f"Create an IPPool with spec.selector.network {first} and a scope for namespace "
             f"{namespace}"
         )
-        return Check(_NAME, subject, Result.WARNING, message, remedy)
+        return Check(_NAME, subject, Result.WARNING, message=message, remedy=remedy)
     return ok(_NAME, subject, text)
 
 

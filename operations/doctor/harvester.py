@@ -1,4 +1,4 @@
-"""Check a Harvester, and the account that leads to it."""
+"""Check a Harvester, and the account that is used for it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class HarvesterFacts:
     owners: dict[Key, Obj] = field(default_factory=dict)
     """Clusters by namespace and name."""
     recorded_owners: OwnerObjects | None = None
-    """HarvesterMachines and HarvesterClusters; None where they may not be read."""
+    """HarvesterMachines and HarvesterClusters; None if they may not be read."""
     pools: tuple[PoolReport, ...] = ()
     secret: Key | None = None
     """The Secret of the identity, None if it is not known."""
@@ -103,18 +103,22 @@ def checks(facts: HarvesterFacts, now: datetime) -> list[Check]:
 
     Answers in another form end the checks of this Harvester only.
     """
-    made: list[Check] = []
+    results: list[Check] = []
     try:
-        made.extend(_checks(facts, now))
+        results.extend(_checks(facts, now))
     except MALFORMED as error:
         subject = f"Harvester {facts.kubeconfig.server if facts.kubeconfig else 'unknown'}"
         remedy = "Check that the kubeconfig leads to a Harvester of a supported release"
-        made.append(Check("answers", subject, Result.ERROR, describe_malformed(error), remedy))
-    return made
+        results.append(
+            Check(
+                "answers", subject, Result.ERROR, message=describe_malformed(error), remedy=remedy
+            )
+        )
+    return results
 
 
 def describe_malformed(error: Exception) -> str:
-    """Say that answers cannot be read. It quotes no answer."""
+    """Return a message that answers cannot be parsed, without quoting them."""
     return f"its answers have another form than Harvester's ({type(error).__name__})"
 
 
@@ -166,26 +170,26 @@ def _check_permission(facts: HarvesterFacts, secret: str) -> Iterator[Check]:
     remedy = "Have its owner do so, or name another Secret in spec.identitySecret"
     for namespace, why in sorted(facts.refused.items()):
         message = f"HarvesterClusters of namespace {namespace} get no credentials: {why}"
-        yield Check("identity", secret, Result.ERROR, message, remedy)
+        yield Check("identity", secret, Result.ERROR, message=message, remedy=remedy)
     for _, why in sorted(facts.unknown.items()):
         yield skipped("identity", secret, why)
 
 
 def _check_identity(facts: HarvesterFacts, secret: str) -> Check:
-    """Say why there is no kubeconfig."""
+    """Return an error that says why there is no kubeconfig."""
     where = facts.secret or facts.identity
     if is_cluster_identity(where):  # its Secret is not known
         remedy = (
             "Check that its CRD is installed, and that you may get harvesterclusteridentities and "
             "namespaces"
         )
-        return Check("identity", secret, Result.ERROR, facts.error, remedy)
+        return Check("identity", secret, Result.ERROR, message=facts.error, remedy=remedy)
 
     command = remedies.NEW_IDENTITY(
         namespace=where.namespace, name=where.name, target=_target(facts)
     )
     remedy = f"Create it with key kubeconfig: {command}"
-    return Check("identity", secret, Result.ERROR, facts.error, remedy)
+    return Check("identity", secret, Result.ERROR, message=facts.error, remedy=remedy)
 
 
 def _check_connection(facts: HarvesterFacts, subject: str, *, expired: bool) -> Check:
@@ -211,7 +215,7 @@ def _check_connection(facts: HarvesterFacts, subject: str, *, expired: bool) -> 
     if names:
         clusters = name_some(names)
         message += f"; HarvesterClusters of Secret {secret_name(facts.identity)}: {clusters}"
-    return Check("connection", subject, Result.ERROR, message, remedy)
+    return Check("connection", subject, Result.ERROR, message=message, remedy=remedy)
 
 
 def _check_renewal(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
@@ -219,12 +223,14 @@ def _check_renewal(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     subject = f"Secret {secret_name(facts.identity)}"
     remedy = f"See condition {names.ConditionType.TOKEN_RENEWED} of {facts.identity}"
     if facts.renewal_problem:
-        yield Check("token-renewal", subject, Result.WARNING, facts.renewal_problem, remedy)
+        yield Check(
+            "token-renewal", subject, Result.WARNING, message=facts.renewal_problem, remedy=remedy
+        )
     elif facts.renewed is not None:
         ends = f"ends at {facts.renewed.expires_at:%Y-%m-%d %H:%M} UTC"
         if facts.renewed.is_overdue(now):
             message = f"the token {ends} and has not been renewed; check whether the provider runs"
-            yield Check("token-renewal", subject, Result.WARNING, message, remedy)
+            yield Check("token-renewal", subject, Result.WARNING, message=message, remedy=remedy)
         else:
             renewal = f"{facts.renewed.renew_at:%H:%M} UTC"
             message = f"the token {ends}, and the provider renews it by {renewal}"
@@ -244,11 +250,11 @@ def _check_expiry(kubeconfig: Kubeconfig, identity: Key, now: datetime) -> Check
     remedy = f"Download a new kubeconfig, or replace its token: {remedies.ROTATE_IDENTITY(**place)}"
     if ends <= now:
         message = f"the credentials expired at {ends:%Y-%m-%d %H:%M} UTC"
-        return Check("credentials", subject, Result.ERROR, message, remedy)
+        return Check("credentials", subject, Result.ERROR, message=message, remedy=remedy)
 
     days = counted((ends - now).days, "day")
     message = f"the credentials expire at {ends:%Y-%m-%d %H:%M} UTC, in {days}"
-    return Check("credentials", subject, Result.WARNING, message, remedy)
+    return Check("credentials", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _check_rights(facts: HarvesterFacts, subject: str) -> Check:
@@ -272,8 +278,8 @@ def _check_rights(facts: HarvesterFacts, subject: str) -> Check:
                 message += ", so that images of spec.images have to be imported by hand"
             if backups:
                 message += ", so that upgrades make no backups (spec.controlPlaneBackups)"
-            return Check("rights", subject, Result.WARNING, message, remedy)
-        return Check("rights", subject, Result.ERROR, message, remedy)
+            return Check("rights", subject, Result.WARNING, message=message, remedy=remedy)
+        return Check("rights", subject, Result.ERROR, message=message, remedy=remedy)
 
     message = "the account has all rights that the provider needs"
     if later := AHEAD.intersection(facts.denied):
@@ -294,7 +300,7 @@ def _check_deployment(facts: HarvesterFacts, subject: str) -> Check:
     if condition_of(facts.deployment, "Available").get("status") != "True":
         message = "Deployment harvester-system/harvester is not available"
         remedy = f"Check Harvester's own Pods: {remedies.GET_PODS(namespace='harvester-system')}"
-        return Check("harvester", subject, Result.ERROR, message, remedy)
+        return Check("harvester", subject, Result.ERROR, message=message, remedy=remedy)
     return ok("harvester", subject, "Deployment harvester-system/harvester is available")
 
 
@@ -307,7 +313,7 @@ def _check_version(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
     version = f"v{release[0]}.{release[1]}"
     if problem := support().components["harvester"].problem(version):
         remedy = "Run a supported release of Harvester"
-        yield Check("harvester-version", subject, Result.WARNING, problem, remedy)
+        yield Check("harvester-version", subject, Result.WARNING, message=problem, remedy=remedy)
     else:
         yield ok("harvester-version", subject, f"Harvester {version}")
 
@@ -328,13 +334,13 @@ def _check_hosts(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
     if not_ready:
         message = f"not ready: {', '.join(not_ready)}"
         remedy = "Check these hosts on Harvester; VMs on them do not run or cannot be moved"
-        yield Check("hosts", subject, Result.ERROR, message, remedy)
+        yield Check("hosts", subject, Result.ERROR, message=message, remedy=remedy)
 
     if closed:
         message = f"take no VMs: {', '.join(closed)}"
         command = remedies.UNCORDON_HOST(host=closed[0])
         remedy = f"End the maintenance in Harvester's UI, or for one of them: {command}"
-        yield Check("hosts", subject, Result.WARNING, message, remedy)
+        yield Check("hosts", subject, Result.WARNING, message=message, remedy=remedy)
 
     if not not_ready and not closed:
         number = counted(len(hosts), "host is ready and takes", "hosts are ready and take")
@@ -359,7 +365,7 @@ def _check_zones(hosts: list[Obj], subject: str) -> Iterator[Check]:
         f"no zone label on {', '.join(without)}, so that hosts instead of zones are failure domains"
     )
     remedy = remedies.LABEL_ZONE(host=without[0], label=names.ZONE_LABEL)
-    yield Check("zones", subject, Result.WARNING, message, remedy)
+    yield Check("zones", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _check_volume_replicas(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
@@ -379,7 +385,7 @@ def _check_volume_replicas(facts: HarvesterFacts, subject: str) -> Iterator[Chec
             f"StorageClass {name} wants {replicas} replicas of each volume, and {number} ready"
         )
         remedy = "Add hosts, or use a StorageClass with fewer replicas"
-        yield Check("longhorn-replicas", subject, Result.WARNING, message, remedy)
+        yield Check("longhorn-replicas", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _check_pools(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
@@ -411,7 +417,7 @@ def _check_pool(report: PoolReport, subject: str, *, used: bool, namespace: str)
     """
     if report.error:
         remedy = "Correct spec.ranges of the IPPool"
-        return Check("pools", subject, Result.ERROR, report.error, remedy)
+        return Check("pools", subject, Result.ERROR, message=report.error, remedy=remedy)
 
     free = f"IPPool {report.name}: {report.expected} of {report.total} addresses are free"
     if report.wrong:
@@ -419,14 +425,14 @@ def _check_pool(report: PoolReport, subject: str, *, used: bool, namespace: str)
         if report.leaked:
             message = f"{free}; {counted(len(report.leaked), 'has', 'have')} leaked"
         command = remedies.RELEASE_ADDRESSES(pool=report.name, namespace=namespace)
-        return Check("pools", subject, Result.WARNING, message, command)
+        return Check("pools", subject, Result.WARNING, message=message, remedy=command)
 
     if used and report.expected <= 0:
         remedy = "Add a range, or another pool to ipPoolRefs"
-        return Check("pools", subject, Result.ERROR, free, remedy)
+        return Check("pools", subject, Result.ERROR, message=free, remedy=remedy)
     if used and report.expected < report.total * _SCARCE_SHARE:
         remedy = "Add a range before the next rollout needs it"
-        return Check("pools", subject, Result.WARNING, free, remedy)
+        return Check("pools", subject, Result.WARNING, message=free, remedy=remedy)
     return ok("pools", subject, free)
 
 
@@ -446,14 +452,14 @@ def _check_guest_agents(objects: HarvesterObjects, subject: str, now: datetime) 
         remedy = (
             "Check the VM's console; the image needs qemu-guest-agent, or the network to install it"
         )
-        yield Check("guest-agent", subject, Result.WARNING, message, remedy)
+        yield Check("guest-agent", subject, Result.WARNING, message=message, remedy=remedy)
     elif objects.instances:
         message = f"guest agents answer in {counted(len(objects.instances), 'VM')}"
         yield ok("guest-agent", subject, message)
 
 
 def _check_orphans(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
-    """Find objects that this management cluster made, and whose owner no longer exists."""
+    """Find objects that this management cluster created and whose owner no longer exists."""
     owners = facts.recorded_owners
     if facts.objects is None or owners is None or owners.namespaces is not None:
         # An owner that may not be read is not absent.
@@ -477,7 +483,12 @@ def _check_orphans(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
     )
     # Users have to know that nothing manages a VM, also if it is at work.
     state = HarvesterState(
-        facts.objects.server, owners, objects, facts.pools, namespaces, include_running=True
+        harvester=facts.objects.server,
+        owners=owners,
+        objects=objects,
+        pools=facts.pools,
+        vm_namespaces=namespaces,
+        include_running=True,
     )
     orphans = [obj.subject for obj in examine(state).leaked if obj.kind != ADDRESS]
     if not orphans:
@@ -489,7 +500,7 @@ def _check_orphans(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
         "List them, and adopt what is at work or delete what is no longer needed: "
         f"{remedies.LIST_LEFTOVERS}"
     )
-    yield Check("orphans", subject, Result.WARNING, message, remedy)
+    yield Check("orphans", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def unreadable(unseen: Iterable[Unseen]) -> Iterator[Check]:

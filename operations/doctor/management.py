@@ -37,7 +37,7 @@ class ManagementFacts:
     endpoints: list[Obj] = field(default_factory=list)
     certificates: list[Obj] = field(default_factory=list)
     cert_manager: list[Obj] | None = None
-    """Deployments of cert-manager, None where they may not be read."""
+    """Deployments of cert-manager, None if they may not be read."""
     fleet_clusters: list[Obj] = field(default_factory=list)
     releases: dict[str, str] = field(default_factory=dict)
     """Releases of Fleet and of what joins it to Cluster API, by component, as far as they show."""
@@ -50,7 +50,7 @@ class ManagementFacts:
     unseen: list[Unseen] = field(default_factory=list)
 
     def why_unseen(self, what: str) -> str:
-        """Return why something could not be read, empty when it could."""
+        """Return the reason why something could not be read; empty if it was read."""
         for item in self.unseen:
             if item.what == what:
                 return item.why
@@ -76,7 +76,7 @@ def _check_releases(facts: ManagementFacts) -> Iterator[Check]:
         component = support().components[name]
         if problem := component.problem(release):
             remedy = f"Run a supported release of {component.title}"
-            yield Check(f"{name}-version", SUBJECT, Result.WARNING, problem, remedy)
+            yield Check(f"{name}-version", SUBJECT, Result.WARNING, message=problem, remedy=remedy)
         else:
             yield ok(f"{name}-version", SUBJECT, f"{component.title} {release}")
 
@@ -85,7 +85,7 @@ def _check_cluster_api(facts: ManagementFacts) -> Iterator[Check]:
     """Check Kubernetes, and that Cluster API serves a version that the provider speaks."""
     if problem := support().components["management"].problem(facts.version):
         remedy = "Run a supported release of Kubernetes on the management cluster"
-        yield Check("kubernetes-version", SUBJECT, Result.WARNING, problem, remedy)
+        yield Check("kubernetes-version", SUBJECT, Result.WARNING, message=problem, remedy=remedy)
     else:
         name = f"Kubernetes {facts.version or 'of unknown version'}"
         yield ok("kubernetes-version", SUBJECT, name)
@@ -94,7 +94,7 @@ def _check_cluster_api(facts: ManagementFacts) -> Iterator[Check]:
     if facts.cluster_api and not {"v1beta1", "v1beta2"} & set(facts.cluster_api):
         message = f"Cluster API serves only {versions}"
         remedy = "Upgrade Cluster API's core to a version that serves v1beta1 or v1beta2"
-        yield Check("cluster-api", SUBJECT, Result.ERROR, message, remedy)
+        yield Check("cluster-api", SUBJECT, Result.ERROR, message=message, remedy=remedy)
     else:
         yield ok("cluster-api", SUBJECT, f"Cluster API serves {versions}")
 
@@ -107,7 +107,13 @@ def _check_crds(facts: ManagementFacts) -> Iterator[Check]:
 
     for name in facts.absent_crds:
         message = f"CRD {name} does not exist: the provider cannot work"
-        yield Check("crds", SUBJECT, Result.ERROR, message, "Install the CRDs of this release")
+        yield Check(
+            "crds",
+            SUBJECT,
+            Result.ERROR,
+            message=message,
+            remedy="Install the CRDs of this release",
+        )
 
     for crd in facts.crds:
         name = crd["metadata"]["name"]
@@ -119,10 +125,16 @@ def _check_crds(facts: ManagementFacts) -> Iterator[Check]:
                 "be applied over it, and without the Go provider, requests for objects may fail"
             )
             remedy = "Remove the webhook: step 1 of docs/migration.md, 'From the Go provider'"
-            yield Check("crds", SUBJECT, Result.ERROR, message, remedy)
+            yield Check("crds", SUBJECT, Result.ERROR, message=message, remedy=remedy)
         elif not any(label.startswith("cluster.x-k8s.io/v1beta") for label in labels_of(crd)):
             message = f"CRD {name} lacks the labels by which Cluster API finds its version"
-            yield Check("crds", SUBJECT, Result.ERROR, message, "Apply the CRDs of this release")
+            yield Check(
+                "crds",
+                SUBJECT,
+                Result.ERROR,
+                message=message,
+                remedy="Apply the CRDs of this release",
+            )
         else:
             yield ok("crds", SUBJECT, f"CRD {name} is as Cluster API needs it")
 
@@ -140,7 +152,13 @@ def _check_provider(facts: ManagementFacts, now: datetime) -> Check:
     replicas = int(at(facts.deployment, "status", "replicas") or 0)
     if not ready:
         remedy = f"Check its log: {remedies.LOGS(namespace=facts.namespace)}"
-        return Check("provider", SUBJECT, Result.ERROR, f"{place} has no ready replica", remedy)
+        return Check(
+            "provider",
+            SUBJECT,
+            Result.ERROR,
+            message=f"{place} has no ready replica",
+            remedy=remedy,
+        )
 
     container = facts.deployment["spec"]["template"]["spec"]["containers"][0]
     image = container.get("image", "")
@@ -166,7 +184,7 @@ def _check_absent_provider(facts: ManagementFacts, place: str, now: datetime) ->
         f"CAPIProvider say what stops the installation: {command}. If it runs elsewhere, "
         f"{other}"
     )
-    return Check("provider", SUBJECT, Result.ERROR, message, remedy)
+    return Check("provider", SUBJECT, Result.ERROR, message=message, remedy=remedy)
 
 
 def _check_lease(facts: ManagementFacts, now: datetime) -> Check:
@@ -191,11 +209,11 @@ def _check_lease(facts: ManagementFacts, now: datetime) -> Check:
         by = f" by {holder}" if spec.get("holderIdentity") else ""
         message = f"{lease} was renewed {int(age)} seconds ago{by}: no provider is active"
         remedy = f"Check whether the provider runs: {remedies.GET_PODS(namespace=facts.namespace)}"
-        return Check("leader", SUBJECT, Result.ERROR, message, remedy)
+        return Check("leader", SUBJECT, Result.ERROR, message=message, remedy=remedy)
     if age < -_LEASE_SECONDS:
         message = f"{lease} was renewed {int(-age)} seconds in the future: clocks differ"
         remedy = "Synchronize the clocks of this machine and the cluster"
-        return Check("clock", SUBJECT, Result.WARNING, message, remedy)
+        return Check("clock", SUBJECT, Result.WARNING, message=message, remedy=remedy)
     return ok("leader", SUBJECT, f"{holder} holds {lease}")
 
 
@@ -216,7 +234,7 @@ def _check_webhooks(facts: ManagementFacts) -> Iterator[Check]:
             "With cert-manager: check annotation cert-manager.io/inject-ca-from; else restart the "
             "provider"
         )
-        yield Check("webhooks", SUBJECT, Result.ERROR, message, remedy)
+        yield Check("webhooks", SUBJECT, Result.ERROR, message=message, remedy=remedy)
 
     # A webhook with a URL has no Service, and its server is not in this cluster.
     service = at(entries[0], "clientConfig", "service") if entries else None
@@ -234,7 +252,7 @@ def _check_webhooks(facts: ManagementFacts) -> Iterator[Check]:
     else:
         message = f"the webhooks have no ready endpoint behind Service {name}"
         remedy = "Start the provider with --enable-webhooks, or delete the webhook configurations"
-        yield Check("webhooks", SUBJECT, Result.ERROR, message, remedy)
+        yield Check("webhooks", SUBJECT, Result.ERROR, message=message, remedy=remedy)
 
 
 def _check_cert_manager(facts: ManagementFacts) -> Iterator[Check]:
@@ -249,7 +267,7 @@ def _check_cert_manager(facts: ManagementFacts) -> Iterator[Check]:
             "Install cert-manager, or let the provider issue its own certificate: overlay "
             "self-signed"
         )
-        yield Check("cert-manager", SUBJECT, Result.ERROR, message, remedy)
+        yield Check("cert-manager", SUBJECT, Result.ERROR, message=message, remedy=remedy)
         return
 
     idle = [
@@ -262,7 +280,7 @@ def _check_cert_manager(facts: ManagementFacts) -> Iterator[Check]:
         )
         namespace = key_of(facts.cert_manager[0]).namespace
         remedy = f"Check its Pods: {remedies.GET_PODS(namespace=namespace)}"
-        yield Check("cert-manager", SUBJECT, Result.ERROR, message, remedy)
+        yield Check("cert-manager", SUBJECT, Result.ERROR, message=message, remedy=remedy)
     else:
         message = f"{len(facts.cert_manager)} Deployments of cert-manager are ready"
         yield ok("cert-manager", SUBJECT, message)
@@ -279,11 +297,11 @@ def _check_certificates(facts: ManagementFacts, now: datetime) -> Iterator[Check
             message = f"{name}: {ready.get('message') or 'not ready'}"
             command = remedies.DESCRIBE_CERTIFICATES(namespace=facts.namespace)
             remedy = f"Check cert-manager: {command}"
-            yield Check("certificates", SUBJECT, Result.ERROR, message, remedy)
+            yield Check("certificates", SUBJECT, Result.ERROR, message=message, remedy=remedy)
         elif (ends := time_of(until)) and ends - now < _SOON:
             message = f"{name} ends at {ends:%Y-%m-%d %H:%M} UTC"
             remedy = "cert-manager should have renewed it: check its log"
-            yield Check("certificates", SUBJECT, Result.WARNING, message, remedy)
+            yield Check("certificates", SUBJECT, Result.WARNING, message=message, remedy=remedy)
         else:
             validity = f" until {until}" if until else ""
             yield ok("certificates", SUBJECT, f"{name} is valid{validity}")

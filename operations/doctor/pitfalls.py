@@ -48,7 +48,8 @@ def checks(
     :param subject: the Harvester
     :param now: the current time
     """
-    machines, storage_classes = list(machines), list(storage_classes)
+    machines = list(machines)
+    storage_classes = list(storage_classes)
     yield from _check_capacity(objects, subject)
     yield from _check_clocks(objects, subject, now)
     yield from _check_disk_errors(objects, subject)
@@ -76,7 +77,7 @@ def _check_capacity(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
     if count_homeless(hosts, [largest]):
         message = f"no host has room for one more VM of {largest}: a rollout cannot begin"
         remedy = "Add a host, or stop other VMs"
-        yield Check("host-capacity", subject, Result.ERROR, message, remedy)
+        yield Check("host-capacity", subject, Result.ERROR, message=message, remedy=remedy)
         return
 
     # If there is only one host, its VMs cannot move anyway.
@@ -91,7 +92,7 @@ def _check_capacity(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
         name, homeless = max(homeless_by_host.items(), key=lambda item: item[1])
         message = f"without host {name}, {homeless} of its VMs would find no other host"
         remedy = "Add a host, or stop other VMs, before a maintenance or a failure"
-        yield Check("host-capacity", subject, Result.WARNING, message, remedy)
+        yield Check("host-capacity", subject, Result.WARNING, message=message, remedy=remedy)
     else:
         message = f"hosts have room for one more VM of {largest}, and for the VMs of a lost host"
         yield ok("host-capacity", subject, message)
@@ -110,7 +111,7 @@ def _check_clocks(objects: HarvesterObjects, subject: str, now: datetime) -> Ite
     if ahead:
         message = f"clocks are ahead of this machine's: {name_some(sorted(ahead))}"
         remedy = "Synchronize the clocks: Harvester setting ntp-servers, and this machine's NTP"
-        yield Check("clock", subject, Result.WARNING, message, remedy)
+        yield Check("clock", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _check_disk_errors(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
@@ -126,7 +127,7 @@ def _check_disk_errors(objects: HarvesterObjects, subject: str) -> Iterator[Chec
             "guestConfig.disableFstrimTimer, and in running guests: systemctl disable --now "
             "fstrim.timer"
         )
-        yield Check("fstrim", subject, Result.ERROR, message, remedy)
+        yield Check("fstrim", subject, Result.ERROR, message=message, remedy=remedy)
 
 
 def _has_disk_error(instance: Obj) -> bool:
@@ -158,7 +159,7 @@ def _check_access_modes(objects: HarvesterObjects, subject: str) -> Iterator[Che
             "Use a storage class with ReadWriteMany and Block, or plan a restart of these VMs for "
             "maintenance"
         )
-        yield Check("rwx", subject, Result.WARNING, message, remedy)
+        yield Check("rwx", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _check_shared_volumes(
@@ -192,7 +193,7 @@ def _check_shared_volumes(
             "Set storage-network or rwx-network on Harvester, and add a VM network to machines "
             "that reaches it"
         )
-        yield Check("rwx-network", subject, Result.WARNING, message, remedy)
+        yield Check("rwx-network", subject, Result.WARNING, message=message, remedy=remedy)
         return
 
     single = sorted(
@@ -208,7 +209,7 @@ def _check_shared_volumes(
             "Add a VM network in the network of shared volumes, or use no StorageClass "
             f"{name_some(shared)} in guests"
         )
-        yield Check("rwx-network", subject, Result.WARNING, message, remedy)
+        yield Check("rwx-network", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _check_macvlan(objects: HarvesterObjects, machines: list[Obj], subject: str) -> Iterator[Check]:
@@ -232,7 +233,7 @@ def _check_macvlan(objects: HarvesterObjects, machines: list[Obj], subject: str)
             "Build the image with kernel-default instead of kernel-default-base, or use IPPools "
             "for Services"
         )
-        yield Check("macvlan", subject, Result.WARNING, message, remedy)
+        yield Check("macvlan", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _volume_fields(machines: Iterable[Obj], field: str) -> set[str]:
@@ -272,7 +273,7 @@ def _check_external_storage(
             "does not name the driver"
         )
         remedy = "Add provisioner and VolumeSnapshotClass to Harvester's setting csi-driver-config"
-        yield Check("external-csi", subject, Result.WARNING, message, remedy)
+        yield Check("external-csi", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _check_imports(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
@@ -287,10 +288,10 @@ def _check_imports(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
         message = f"VM image {key_of(image)} cannot be downloaded: {text}"
         if _UNTRUSTED.search(text):
             remedy = "Add the server's CA to setting additional-ca"
-            yield Check("host-ca", subject, Result.ERROR, message, remedy)
+            yield Check("host-ca", subject, Result.ERROR, message=message, remedy=remedy)
         elif _UNREACHABLE.search(text):
             remedy = "Check that hosts reach the server; a proxy is set by setting http-proxy"
-            yield Check("proxy", subject, Result.ERROR, message, remedy)
+            yield Check("proxy", subject, Result.ERROR, message=message, remedy=remedy)
 
 
 def _display_name(image: Obj) -> str:

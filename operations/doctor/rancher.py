@@ -1,6 +1,6 @@
 """Check the CA that Rancher gives to its agents, and the one by which identities reach Harvester.
 
-Agents of imported clusters trust Rancher by its setting `cacerts`, and a kubeconfig that leads to
+Agents of imported clusters trust Rancher by its setting `cacerts`, and a kubeconfig that reaches
 Harvester through Rancher contains a copy of it.
 """
 
@@ -20,7 +20,9 @@ from operations.doctor.management import SUBJECT, ManagementFacts
 from operations.status.check import Check, Result, ok, skipped
 
 _CHECK = "rancher-ca"
-CA, AGENT_TLS, SERVER = "cacerts", "agent-tls-mode", "server-url"
+CA = "cacerts"
+AGENT_TLS = "agent-tls-mode"
+SERVER = "server-url"
 SETTINGS = (CA, AGENT_TLS, SERVER)
 """Settings of Rancher (`settings.management.cattle.io`) that the checks need."""
 
@@ -86,7 +88,7 @@ def _check_agents(settings: Mapping[str, str], imported: list[str]) -> Check:
         f"or {AGENT_TLS} to system-store, if a public CA signed the certificate"
     )
     result = Result.ERROR if imported else Result.WARNING
-    return Check(_CHECK, SUBJECT, result, message, remedy)
+    return Check(_CHECK, SUBJECT, result, message=message, remedy=remedy)
 
 
 def _check_identity(settings: Mapping[str, str], facts: HarvesterFacts) -> Iterator[Check]:
@@ -114,13 +116,20 @@ def _check_identity(settings: Mapping[str, str], facts: HarvesterFacts) -> Itera
         "Download Harvester's kubeconfig again, or use one for its API server, port 6443: "
         f"{remedies.ROTATE_IDENTITY(**place)}"
     )
-    yield Check(_CHECK, secret, Result.ERROR if is_refused else Result.WARNING, message, remedy)
+    yield Check(
+        _CHECK,
+        secret,
+        Result.ERROR if is_refused else Result.WARNING,
+        message=message,
+        remedy=remedy,
+    )
 
 
 def _is_through_rancher(server: str, rancher: str) -> bool:
-    """Return whether a URL leads to a cluster through Rancher, not next to it on its host."""
+    """Return whether a URL points to a cluster behind Rancher, and not to a server on its host."""
     try:
-        url, own = urlsplit(server), urlsplit(rancher)
+        url = urlsplit(server)
+        own = urlsplit(rancher)
         # Names of hosts have no case, and `hostname` is in lower case.
         is_same = (url.hostname, url.port or _HTTPS) == (own.hostname, own.port or _HTTPS)
     except ValueError:

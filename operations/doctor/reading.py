@@ -167,7 +167,7 @@ async def _read_facts(
     :param client: client of the management cluster
     :param objects: the objects of the management cluster
     :param identity: the Secret with the credentials
-    :param owners: owners of objects on Harvester, None where they may not be read
+    :param owners: owners of objects on Harvester, None if they may not be read
     :param provider_namespace: namespace of the provider, empty if it is not known
     """
     facts = HarvesterFacts(identity)
@@ -179,7 +179,8 @@ async def _read_facts(
         permission = await read_permission(
             client, identity, map(namespace_of, naming), provider_namespace
         )
-        facts.refused, facts.unknown = permission.refused, permission.unread
+        facts.refused = permission.refused
+        facts.unknown = permission.unread
         facts.clusters = [obj for obj in naming if namespace_of(obj) not in permission.denied]
         clusters = set(map(_cluster_of, facts.clusters))
         facts.machines = [obj for obj in objects.harvester_machines if _cluster_of(obj) in clusters]
@@ -199,7 +200,8 @@ async def _read_facts(
         ) as harvester:
             await _fill_in(facts, harvester)
     except Unauthorized as error:
-        facts.error, facts.rejected = f"it rejects the credentials: {error}", True
+        facts.error = f"it rejects the credentials: {error}"
+        facts.rejected = True
     except Unreachable as error:
         facts.error = f"it is unreachable: {error}"
     except (ApiError, KubeconfigError) as error:

@@ -149,8 +149,8 @@ _DROPPED_ANNOTATIONS = (
 )
 
 # A text of this length is searched in milliseconds. No longer text of an object is useful.
-_LONGEST = 128 * 1024
-_LIMITS = Limits(size=_LONGEST, depth=30, nodes=20_000, seconds=1.0, aliases=False)
+_MAX_TEXT_LENGTH = 128 * 1024
+_LIMITS = Limits(size=_MAX_TEXT_LENGTH, depth=30, nodes=20_000, seconds=1.0, aliases=False)
 _MAPPING = re.compile(
     r"\s{0,64}(?:#[^\n]{0,256}\n\s{0,64}){0,8}(?:-[ \t]{1,8})?[\"']?[\w./-]{1,128}[\"']?:(?:\s|$)"
 )
@@ -204,7 +204,7 @@ def _reduce_object(obj: dict[Any, Any], *, is_strict: bool) -> dict[Any, Any]:
         elif value and not isinstance(value, bool) and _is_secret(name, value, obj):
             reduced[name] = REMOVED
         else:
-            # A key may be a credential, too.
+            # The key itself may be a credential.
             safe = replace_credentials(name, REMOVED) if len(name) <= 512 else REMOVED
             reduced[safe] = _reduce(value, name, is_strict=is_strict or name in _NODE_CONFIGURATION)
 
@@ -240,7 +240,7 @@ def _reduce_setting(name: str, value: str) -> str:
     if _HARMLESS.fullmatch(value):
         return value
 
-    # Of `--name=value`, the name of the argument stays, because it helps the reader.
+    # Keep the name of a `--name=value` argument, because it helps the reader.
     argument, separator, setting = value.partition("=")
     if separator and argument.startswith("-") and " " not in argument and len(argument) < 100:
         return value if _HARMLESS.fullmatch(setting) else f"{argument}={REMOVED}"
@@ -250,7 +250,7 @@ def _reduce_setting(name: str, value: str) -> str:
 def _reduce_text(text: str) -> str:
     """Reduce a text: as an object if it is JSON or YAML, else by patterns of credentials."""
     # User data of a VM may hold anything.
-    if len(text) > _LONGEST or text.startswith(("#cloud-config", "## template:", "#!")):
+    if len(text) > _MAX_TEXT_LENGTH or text.startswith(("#cloud-config", "## template:", "#!")):
         return REMOVED
 
     try:

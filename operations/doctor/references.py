@@ -75,7 +75,8 @@ def _requirements_of(references: References) -> Iterator[tuple[Obj, Requirements
         names = list_at(obj, "spec", "networks")
         networks.setdefault(_cluster_of(obj), set()).update(map(str, names))
 
-    targets, imported = {}, {}
+    targets = {}
+    imported = {}
     for obj in references.clusters:
         spec = obj.get("spec") or {}
         cluster = _cluster_of(obj)
@@ -108,7 +109,13 @@ def _check(references: References, places: list[tuple[Obj, Finding]], subject: s
     names = list(dict.fromkeys(str(key_of(place)) for place, _ in places))
     message = f"{finding.value}: {finding.detail} ({kind} {name_some(names)}, {finding.field})"
     result = Result.WARNING if finding.advice else Result.ERROR
-    return Check(finding.rule, subject, result, message, _remedy(references, obj, kind, finding))
+    return Check(
+        finding.rule,
+        subject,
+        result,
+        message=message,
+        remedy=_remedy(references, obj, kind, finding),
+    )
 
 
 def _remedy(references: References, obj: Obj, kind: str, finding: Finding) -> str:

@@ -83,9 +83,16 @@ def needed_rights(clusters: Iterable[Obj]) -> list[Right]:
         if any(at(spec, config, "ipPool") for config in configs):
             namespaces[_POOLS].add("")
 
-    group, bindings = CLUSTER_ROLE_BINDINGS.group, CLUSTER_ROLE_BINDINGS.plural
+    group = CLUSTER_ROLE_BINDINGS.group
+    bindings = CLUSTER_ROLE_BINDINGS.plural
     rights = {
-        Right("", group, bindings, "patch", f"{GUESTS_PREFIX}{name}")
+        Right(
+            namespace="",
+            group=group,
+            resource=bindings,
+            verb="patch",
+            name=f"{GUESTS_PREFIX}{name}",
+        )
         for name in namespaces[_GUESTS]
     }
 

@@ -40,7 +40,7 @@ READ = (
 # Harvester adds these to every noProxy: harvester v1.8.0, pkg/util/proxy.go.
 _BUILT_IN_EXCEPTIONS = ("127.0.0.1", "10.0.0.0/8")
 # Harvester overcommits to this percentage by default. Beyond it, hosts and disks may fill.
-_MOST_PERCENT = {"memory": 150, "storage": 200}
+_MAX_PERCENT = {"memory": 150, "storage": 200}
 _BY_DHCP = "0.0.0.0"  # kube-vip asks DHCP for an address
 # RKE2's certificates end after a year, and the rotation is off by default.
 _OLD_CERTIFICATES = timedelta(days=270)
@@ -65,7 +65,7 @@ def checks(
 
 
 def value_of(objects: HarvesterObjects, name: str) -> Any:
-    """Return the parsed value of a setting of Harvester; None where it cannot be read."""
+    """Return the parsed value of a setting of Harvester; None if it cannot be read."""
     for setting in objects.settings:
         if setting["metadata"]["name"] == name:
             return harvestersettings.value_of(setting)
@@ -137,7 +137,7 @@ def _check_proxy(objects: HarvesterObjects, ingress: Obj | None, subject: str) -
             "hosts reach each other through the proxy otherwise, and do not come back after a "
             "restart"
         )
-        yield Check("proxy", subject, Result.ERROR, message, remedy)
+        yield Check("proxy", subject, Result.ERROR, message=message, remedy=remedy)
     if internal:
         message = (
             f"noProxy of setting {PROXY} does not cover the virtual address and the cluster's "
@@ -147,14 +147,14 @@ def _check_proxy(objects: HarvesterObjects, ingress: Obj | None, subject: str) -
             f"Add them to noProxy of Harvester's setting {PROXY}: new hosts join by the virtual "
             "address, and Pods reach each other by these networks"
         )
-        yield Check("proxy", subject, Result.WARNING, message, remedy)
+        yield Check("proxy", subject, Result.WARNING, message=message, remedy=remedy)
     if not listed and not hosts and not internal:
         message = (
             f"setting {PROXY} has no exceptions: images and backups at internal addresses go "
             "through the proxy"
         )
         remedy = f"Add the internal networks and domains to noProxy of Harvester's setting {PROXY}"
-        yield Check("proxy", subject, Result.WARNING, message, remedy)
+        yield Check("proxy", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _check_rotation(objects: HarvesterObjects, subject: str, now: datetime) -> Iterator[Check]:
@@ -185,7 +185,7 @@ def _check_rotation(objects: HarvesterObjects, subject: str, now: datetime) -> I
         f"Enable Harvester's setting {ROTATION}: Advanced, Settings in its UI. Leave the token of "
         "its RKE2 as it is, because Harvester does not support that rotation"
     )
-    yield Check("certificate-rotation", subject, Result.WARNING, message, remedy)
+    yield Check("certificate-rotation", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _check_overcommit(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
@@ -194,12 +194,14 @@ def _check_overcommit(objects: HarvesterObjects, subject: str) -> Iterator[Check
     if not isinstance(configured, dict):
         return
 
-    for name, most in _MOST_PERCENT.items():
+    for name, most in _MAX_PERCENT.items():
         percent = configured.get(name)
         if isinstance(percent, int) and percent > most:
             message = f"setting {OVERCOMMIT} allows {percent} % of the existing {name}"
             remedy = f"Reduce {name} to {most}, the default, or watch what is really used"
-            yield Check("over-provisioning", subject, Result.WARNING, message, remedy)
+            yield Check(
+                "over-provisioning", subject, Result.WARNING, message=message, remedy=remedy
+            )
 
 
 def _host_addresses(objects: HarvesterObjects) -> Iterator[str]:

@@ -74,12 +74,13 @@ async def _read_group(group: Sequence[HarvesterFacts], servers: asyncio.Semaphor
     missing = [f"get settings {', '.join(unread)}"] if unread else []
     for facts in group:
         assert facts.objects is not None  # noqa: S101 - groups have no others
-        facts.objects.settings, facts.storage = known, storage
+        facts.objects.settings = known
+        facts.storage = storage
         facts.unread = [*missing, *unlisted]
 
 
 def _missing_part(answer: tuple[Storage, list[str]]) -> tuple[bool, int]:
-    """Return how much of the storage an account may not read, for a comparison."""
+    """Return a sort key: the less of the storage an account may read, the larger."""
     storage, unlisted = answer
     return not storage.classes, len(unlisted)
 

@@ -27,7 +27,7 @@ _BACKING_UP = {"backup", "backup-force-create"}
 # The snapshots of the last backup and of the one that runs: longhorn-manager v1.4.0,
 # `app/recurring_job.go`, listSnapshotNamesForCleanup.
 _SNAPSHOTS_OF_BACKUPS = 2
-_MOST_SNAPSHOTS = 250
+_MAX_SNAPSHOTS = 250
 # Trimming causes I/O errors in these: https://harvesterhci.io/kb/the_potential_risk_with_filesystem_trim
 _FAULTY_TRIM = {"1.2.0", "1.2.1", "1.3.0"}
 _RELEASE = re.compile(r"/harvester:v(\d{1,3}\.\d{1,3}\.\d{1,3})(?!\d)")
@@ -113,7 +113,7 @@ def _check_locality(storage_class: Obj, subject: str) -> Iterator[Check]:
             "Use a class with one replica for applications that replicate their data themselves, "
             "else one with dataLocality best-effort"
         )
-        yield Check("storage-locality", subject, Result.ERROR, message, remedy)
+        yield Check("storage-locality", subject, Result.ERROR, message=message, remedy=remedy)
     else:
         message = (
             f"StorageClass {name} has dataLocality {_STRICT}: VMs with its volumes cannot be "
@@ -123,7 +123,7 @@ def _check_locality(storage_class: Obj, subject: str) -> Iterator[Check]:
             "Use a class with dataLocality best-effort for VMs; Harvester refuses new classes with "
             f"{_STRICT}"
         )
-        yield Check("storage-locality", subject, Result.WARNING, message, remedy)
+        yield Check("storage-locality", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _check_tags(storage_class: Obj, nodes: list[Obj] | None, subject: str) -> Iterator[Check]:
@@ -152,8 +152,11 @@ def _check_tags(storage_class: Obj, nodes: list[Obj] | None, subject: str) -> It
     if scheduled >= needed:
         return
 
-    tags = [f"nodes {_join(node_tags)}"] if node_tags else []
-    tags += [f"disks {_join(disk_tags)}"] if disk_tags else []
+    tags = []
+    if node_tags:
+        tags.append(f"nodes {_join(node_tags)}")
+    if disk_tags:
+        tags.append(f"disks {_join(disk_tags)}")
     number = counted(tagged, "host has", "hosts have")
     message = (
         f"StorageClass {storage_class['metadata']['name']} needs "
@@ -162,11 +165,11 @@ def _check_tags(storage_class: Obj, nodes: list[Obj] | None, subject: str) -> It
     if tagged >= needed:
         message += f"; {scheduled} of these {'takes' if scheduled == 1 else 'take'} new replicas"
         remedy = "End the maintenance of the others, or allow scheduling on their disks"
-        yield Check("storage-tags", subject, Result.WARNING, message, remedy)
+        yield Check("storage-tags", subject, Result.WARNING, message=message, remedy=remedy)
         return
     result = Result.WARNING if tagged else Result.ERROR
     remedy = "Tag more disks on Harvester's page of the host, or use a class with other tags"
-    yield Check("storage-tags", subject, result, message, remedy)
+    yield Check("storage-tags", subject, result, message=message, remedy=remedy)
 
 
 def _check_snapshots(storage_class: Obj, jobs: list[Obj] | None, subject: str) -> Iterator[Check]:
@@ -189,16 +192,16 @@ def _check_snapshots(storage_class: Obj, jobs: list[Obj] | None, subject: str) -
             "Create these RecurringJobs in namespace longhorn-system: volumes of the class get no "
             "snapshots and no backups by them"
         )
-        yield Check("recurring-snapshots", subject, Result.WARNING, message, remedy)
+        yield Check("recurring-snapshots", subject, Result.WARNING, message=message, remedy=remedy)
 
     retained = sum(map(_kept_snapshots, running))
-    if retained > _MOST_SNAPSHOTS:
+    if retained > _MAX_SNAPSHOTS:
         message = (
             f"recurring jobs keep {retained} snapshots of each volume of StorageClass {name}, and "
-            f"Longhorn allows {_MOST_SNAPSHOTS}"
+            f"Longhorn allows {_MAX_SNAPSHOTS}"
         )
         remedy = "Reduce retain of the RecurringJobs of task snapshot"
-        yield Check("recurring-snapshots", subject, Result.WARNING, message, remedy)
+        yield Check("recurring-snapshots", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _check_trim(machines: Sequence[Obj], deployment: Obj | None, subject: str) -> Iterator[Check]:
@@ -224,11 +227,11 @@ def _check_trim(machines: Sequence[Obj], deployment: Obj | None, subject: str) -
             "--now fstrim.timer, and no option discard in /etc/fstab (mount -o remount,nodiscard "
             "/); for new machines guestConfig.disableFstrimTimer"
         )
-        yield Check("fstrim", subject, Result.WARNING, message, remedy)
+        yield Check("fstrim", subject, Result.WARNING, message=message, remedy=remedy)
 
 
 def _jobs_of(storage_class: Obj, jobs: list[Obj]) -> tuple[list[Obj], list[str]]:
-    """Return the jobs that volumes of a StorageClass run, and names that lead to none."""
+    """Return the jobs that volumes of a StorageClass run, and selected names that do not exist."""
     by_name = {str(job["metadata"]["name"]): job for job in jobs}
     selected: dict[str, Obj] = {}
     missing = []
@@ -237,7 +240,8 @@ def _jobs_of(storage_class: Obj, jobs: list[Obj]) -> tuple[list[Obj], list[str]]
         if entry.get("isGroup"):
             in_group = {key: job for key, job in by_name.items() if name in _groups_of(job)}
             selected |= in_group
-            missing += [] if in_group else [f"group {name}"]
+            if not in_group:
+                missing.append(f"group {name}")
         elif name in by_name:
             selected[name] = by_name[name]
         else:
@@ -263,9 +267,9 @@ def _groups_of(job: Obj) -> list[str]:
 
 
 def _kept_snapshots(job: Obj) -> int:
-    """Return how many snapshots of a volume a recurring job keeps.
+    """Return the number of snapshots per volume that a recurring job keeps.
 
-    A job whose policy is age keeps those of a time, and its `retain` has no meaning.
+    `retain` has no meaning for a job with the policy age, which keeps the snapshots of a period.
     """
     task = str(at(job, "spec", "task"))
     if task in _BACKING_UP:

@@ -81,7 +81,7 @@ def json_file(value: object) -> str:
 
 
 async def read_events(client: ApiClient, namespaces: Iterable[str]) -> str:
-    """Return the Events of namespaces, oldest first, one per line; errors have lines, too."""
+    """Return Events and read errors of namespaces, one per line, oldest Event first."""
     lines = []
     for namespace in sorted(set(namespaces)):
         try:
@@ -136,7 +136,9 @@ def archive(files: Mapping[str, str], root: str) -> bytes:
         for name, text in sorted(files.items()):
             content = text.encode()
             info = tarfile.TarInfo(f"{root}/{name}")
-            info.size, info.mtime, info.mode = len(content), time, 0o600
+            info.size = len(content)
+            info.mtime = time
+            info.mode = 0o600
             tar.addfile(info, io.BytesIO(content))
     return buffer.getvalue()
 

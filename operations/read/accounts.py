@@ -98,7 +98,7 @@ async def read_accounts(
 
 
 async def _read_account(
-    client: ApiClient, key: Key, clusters: list[Obj], given: Obj | None = None
+    client: ApiClient, key: Key, clusters: list[Obj], given: Obj | None
 ) -> tuple[Account | None, list[Unseen]]:
     """Read an identity, and say why it cannot be used, or by which namespaces.
 
@@ -124,7 +124,13 @@ async def _read_account(
     allowed = [obj for obj in clusters if namespace_of(obj) not in denied]
     targets = {str(target) for obj in allowed if (target := at(obj, "spec", "targetNamespace"))}
     hidden = [Unseen(describe(key), why) for why in denied.values()]
-    account = Account(key, kubeconfig, frozenset(targets), frozenset(denied), renewed)
+    account = Account(
+        identity=key,
+        kubeconfig=kubeconfig,
+        namespaces=frozenset(targets),
+        refused=frozenset(denied),
+        renewed=renewed,
+    )
     return account, hidden
 
 
@@ -233,7 +239,8 @@ async def read_permission(
         obj = None
 
     secret = None
-    refused, unread = {}, {}
+    refused = {}
+    unread = {}
     for namespace in sorted(set(namespaces)):
         labels = None
         if obj and depends_on_labels(obj, namespace):
@@ -250,7 +257,14 @@ async def read_permission(
     is_renewed = obj is not None and renewal_of(obj) is not None
     condition = condition_of(obj, ConditionType.TOKEN_RENEWED) if obj and is_renewed else {}
     problem = str(condition.get("message") or "") if condition.get("status") == "False" else ""
-    return Permission(identity, secret, refused, unread, is_renewed, problem)
+    return Permission(
+        identity=identity,
+        secret=secret,
+        refused=refused,
+        unread=unread,
+        is_renewed=is_renewed,
+        problem=problem,
+    )
 
 
 async def read_credentials(
@@ -292,13 +306,13 @@ async def without_refused(client: ApiClient, harvester_clusters: Iterable[Obj]) 
 
 
 async def secrets_of_cluster_identities(client: ApiClient) -> dict[Key, Key]:
-    """Return the Secret of each HarvesterClusterIdentity; none where they may not be listed."""
+    """Return the Secret of each HarvesterClusterIdentity; none if they may not be listed."""
     identities = await list_cluster_identities(client)
     return {cluster_identity(key_of(obj).name): secret_of(obj) for obj in identities}
 
 
 async def list_cluster_identities(client: ApiClient) -> list[Obj]:
-    """Return the HarvesterClusterIdentities; none where they may not be listed."""
+    """Return the HarvesterClusterIdentities; none if they may not be listed."""
     try:
         return await list_all(client, HARVESTER_CLUSTER_IDENTITIES)
     except (NotFound, Forbidden):
@@ -313,12 +327,13 @@ def namespace_of(obj: Obj) -> str:
 async def secrets_with_token(
     client: ApiClient, secrets: Iterable[Key], token: str
 ) -> tuple[list[str], list[str]]:
-    """Return which identity Secrets hold a token, and which cannot be read. No Harvester is asked.
+    """Return the identity Secrets that hold a token, and those that cannot be read.
 
-    A kubeconfig counts even if its certificates or its server cannot be used, because its token is
-    valid nevertheless.
+    No Harvester is asked. A kubeconfig counts even if its certificates or its server cannot be
+    used, because its token is valid nevertheless.
     """
-    sharing, unread = [], []
+    sharing = []
+    unread = []
     for secret in sorted(secrets):
         try:
             with allow_insecure():

@@ -24,7 +24,8 @@ class ChartLimits:
 
 async def read_chart_limits(client: ApiClient) -> ChartLimits:
     """Read the limits of one Harvester, as far as the account may. Raises `Unreachable`."""
-    deployment, accepted = None, None
+    deployment = None
+    accepted = None
     with suppress(ApiError):
         deployment = await read_deployment(client)
     with suppress(ApiError):

@@ -21,7 +21,8 @@ from operations.read.management import list_all
 
 READY, FAILED, LOST = "ready", "failed", "lost"
 # Limits of Linux, in characters.
-_LONGEST_PATH, _LONGEST_NAME = 4095, 255
+_MAX_PATH_LENGTH = 4095
+_MAX_NAME_LENGTH = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +77,13 @@ def snapshots_of(objs: Iterable[Obj], nodes: Collection[str]) -> tuple[EtcdSnaps
 def is_path(text: str) -> bool:
     """Return whether a text is an absolute path of a file, without `..` or control characters."""
     is_normal = text.startswith("/") and posixpath.normpath(text) == text != "/"
-    return is_normal and text.isprintable() and len(text) <= _LONGEST_PATH
+    return is_normal and text.isprintable() and len(text) <= _MAX_PATH_LENGTH
 
 
 def is_name(text: str) -> bool:
     """Return whether a text is a name of a file, without control characters."""
     is_file = bool(text) and "/" not in text and text not in (".", "..")
-    return is_file and text.isprintable() and len(text) <= _LONGEST_NAME
+    return is_file and text.isprintable() and len(text) <= _MAX_NAME_LENGTH
 
 
 def _snapshot(obj: Obj, nodes: Collection[str]) -> EtcdSnapshot:

@@ -20,11 +20,11 @@ _QUIET_SECONDS = 0.3
 # After this time, the view begins even if some lists are still missing.
 _FIRST_SECONDS = 20.0
 # A state that lasts too long becomes a problem, although no object changes.
-_LONGEST_SECONDS = 30.0
+_MAX_DELAY_SECONDS = 30.0
 _EVENT_KINDS = ("Cluster", "HarvesterCluster", "HarvesterMachine")
 _EVENT_FIELDS = ("series", "lastTimestamp", "eventTime", "count")
 # As long as the message of an Event of the newer API may be. The older one has no limit.
-_LONGEST_TEXT = 1024
+_MAX_TEXT_LENGTH = 1024
 
 
 class Follower:
@@ -114,7 +114,7 @@ class Follower:
     async def changes(self) -> AsyncIterator[ManagementObjects]:
         """Yield the known objects at once, after each change, and after some time without one.
 
-        Without a change, too, time makes a difference, because a long wait becomes a problem.
+        Time matters even without a change, because a wait that lasts too long becomes a problem.
         """
         while True:
             # The event is cleared first, so that a change while the consumer works wakes the next
@@ -124,7 +124,7 @@ class Follower:
             yield self.snapshot()
 
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LONGEST_SECONDS):
+                async with asyncio.timeout(_MAX_DELAY_SECONDS):
                     await self._changed.wait()
                 await asyncio.sleep(_QUIET_SECONDS)
 
@@ -165,7 +165,7 @@ class Follower:
         # A provider may be installed later, so that absent kinds are searched again.
         time = asyncio.get_running_loop().time()
         if time >= self._search_at:
-            self._search_at = time + _LONGEST_SECONDS
+            self._search_at = time + _MAX_DELAY_SECONDS
             self._control_planes = {
                 kind: informer
                 for kind, informer in self._control_planes.items()
@@ -196,7 +196,7 @@ class Follower:
 
 
 def _slim_event(event: Obj) -> Obj:
-    """Return what the page shows of an Event. Tenants write Events, with texts of any length."""
+    """Return only the fields of an Event that the page shows, cut, because tenants write Events."""
     metadata = event["metadata"]
     about = event.get("involvedObject") or {}
     identity = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
@@ -209,7 +209,7 @@ def _slim_event(event: Obj) -> Obj:
 
 
 def _cut(text: object) -> str:
-    return str(text or "")[:_LONGEST_TEXT]
+    return str(text or "")[:_MAX_TEXT_LENGTH]
 
 
 def _with_kind(informer: Informer) -> list[Obj]:

@@ -1,4 +1,4 @@
-"""Find the objects of a management cluster that belong to a cluster: pure.
+"""Find the objects of a management cluster that belong to a cluster.
 
 `clusterctl move` follows owner references alone, and refuses clusters that are not provisioned.
 Here references count as well, because objects of a cluster that failed early have no owners yet.
@@ -17,7 +17,8 @@ from caphv.api.objectid import ObjectId, group_of, id_of
 from caphv.api.tokenrenewal import SECRET_TYPE
 from operations.read.selectors import selects
 
-_SECRET, _CONFIG_MAP = "Secret", "ConfigMap"
+_SECRET = "Secret"  # noqa: S105 - a kind, not a secret
+_CONFIG_MAP = "ConfigMap"
 # Cluster API finds the Secrets of a cluster by these suffixes, with or without the cluster's label.
 _SECRET_SUFFIXES = ("ca", "cca", "etcd", "kubeconfig", "proxy", "sa", "token")
 _ADDONS_GROUP = "addons.cluster.x-k8s.io"
@@ -120,7 +121,7 @@ class _Search:
         return Key(key_of(obj).namespace, name) not in self._clusters
 
     def _own_objects(self, cluster: Obj) -> Iterator[Obj]:
-        """Yield the objects of a cluster by label, name or selector, whatever their owners are."""
+        """Yield the objects that belong to a cluster by label, name or selector, owned or not."""
         key = key_of(cluster)
         secrets = {f"{key.name}-{suffix}" for suffix in _SECRET_SUFFIXES}
         for obj in self._objs:
@@ -172,7 +173,8 @@ def _references(value: Any, namespace: str, within: str = "") -> Iterator[Object
 
 def _reference(value: Obj, namespace: str, within: str) -> ObjectId | None:
     """Return the object that a mapping names, by its kind or a field such as `identitySecret`."""
-    name, kind = value.get("name"), value.get("kind")
+    name = value.get("name")
+    kind = value.get("kind")
     if not isinstance(name, str) or not name:
         return None
     namespace = str(value.get("namespace") or namespace)

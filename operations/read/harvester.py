@@ -1,4 +1,4 @@
-"""Read each Harvester by all accounts that lead to it, because they see different namespaces."""
+"""Read each Harvester with all its accounts, because they may read different namespaces."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Harvesters:
         return list({id(objects): objects for objects in self.by_identity.values()}.values())
 
     def of(self, harvester_cluster: Obj) -> HarvesterObjects | None:
-        """Return the Harvester of a HarvesterCluster; None where it could not be read.
+        """Return the Harvester of a HarvesterCluster; None if it could not be read.
 
-        None, too, for a cluster that may not use the identity that it names.
+        Also None if the cluster may not use the identity that it names.
         """
         identity = identity_of(harvester_cluster)
         if identity in self.accounts and self.account_of(harvester_cluster) is None:
@@ -57,7 +57,7 @@ class Harvesters:
         return self.by_identity.get(identity)
 
     def account_of(self, harvester_cluster: Obj) -> Account | None:
-        """Return the credentials of a HarvesterCluster; None where it may not use any."""
+        """Return the credentials of a HarvesterCluster; None if it may not use any."""
         account = self.accounts.get(identity_of(harvester_cluster))
         return account if account and account.serves(harvester_cluster) else None
 
@@ -95,11 +95,11 @@ async def read_harvester(
 ) -> HarvesterObjects:
     """Read one Harvester with one client.
 
-    Raises `ApiError` and `Unreachable` when it does not answer at all.
+    Raises `ApiError` or `Unreachable` if it does not answer at all.
 
     :param client: client of the Harvester
     :param namespaces: the namespaces whose VMs are read
-    :param surroundings: whether to read images, key pairs, networks and settings, too
+    :param surroundings: whether to read also images, key pairs, networks and settings
     """
     objects = HarvesterObjects(server=client.server, namespaces=frozenset(namespaces))
     # The version comes first, because each list would wait for a server that does not answer.
@@ -122,9 +122,9 @@ async def read_harvester(
 async def _read_by_accounts(
     harvesters: Harvesters, accounts: list[Account], limit: asyncio.Semaphore
 ) -> None:
-    """Read one Harvester by all accounts that lead to it.
+    """Read one Harvester with all its accounts.
 
-    Each account sees its own namespaces. Cluster-wide objects are taken from any account.
+    Each account may read its own namespaces. Cluster-wide objects are taken from any account.
     """
     whole: HarvesterObjects | None = None
     answering = []

@@ -1,4 +1,4 @@
-"""Read kinds of a Harvester with all accounts that lead to it."""
+"""Read kinds of a Harvester with all its accounts."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _HARVESTER = Key("harvester-system", "harvester")
 
 
 def value_of(setting: Obj) -> Any:
-    """Return the parsed value of a setting, or its default; None where it cannot be parsed."""
+    """Return the parsed value of a setting, or its default; None if it cannot be parsed."""
     try:
         return load_json(str(setting.get("value") or setting.get("default") or "null"))
     except TextError:

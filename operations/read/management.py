@@ -23,7 +23,7 @@ class NoClusterApiError(Exception):
 
 
 async def read_management(
-    client: ApiClient, namespace: str = "", step: Step = lambda _text: None
+    client: ApiClient, namespace: str, step: Step = lambda _text: None
 ) -> ManagementObjects:
     """Read the clusters of a namespace, or of all namespaces, with their objects.
 
@@ -120,7 +120,7 @@ async def list_all(
 
 
 def unseen(what: str, error: RequestError) -> Unseen:
-    """Say why something could not be read."""
+    """Return the reason why something could not be read."""
     return Unseen(what, str(error), isinstance(error, Forbidden), isinstance(error, NotFound))
 
 

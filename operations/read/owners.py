@@ -51,14 +51,26 @@ async def read_owners(client: ApiClient, namespace: str) -> OwnerObjects:
 
     try:
         machines, clusters = await _read(client)
-        return OwnerObjects(uid, machines, None, tuple(hidden), clusters)
+        return OwnerObjects(
+            management_cluster=uid,
+            machines=machines,
+            namespaces=None,
+            unseen=tuple(hidden),
+            clusters=clusters,
+        )
     except Forbidden as error:
         if not namespace:
             raise
         hidden.append(unseen("HarvesterMachines or HarvesterClusters of other namespaces", error))
 
     machines, clusters = await _read(client, namespace)
-    return OwnerObjects(uid, machines, frozenset({namespace}), tuple(hidden), clusters)
+    return OwnerObjects(
+        management_cluster=uid,
+        machines=machines,
+        namespaces=frozenset({namespace}),
+        unseen=tuple(hidden),
+        clusters=clusters,
+    )
 
 
 async def read_balancers(client: ApiClient, namespaces: frozenset[str] | None) -> dict[Key, Key]:

@@ -1,4 +1,4 @@
-"""Label selectors of Kubernetes: pure."""
+"""Label selectors of Kubernetes."""
 
 from __future__ import annotations
 

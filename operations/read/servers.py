@@ -18,7 +18,7 @@ HARVESTER_SECONDS = 15.0
 WORKLOAD_SECONDS = 6.0
 # A server with thousands of objects needs several pages, each within the time above. It gets at
 # most this many times as long in all.
-_LONGEST_FACTOR = 20
+_MAX_DELAY_FACTOR = 20
 SERVERS_AT_ONCE = 16
 
 
@@ -41,7 +41,7 @@ async def answering_client(
     :param options: further options of `ApiClient`
     """
     loop = asyncio.get_running_loop()
-    end = loop.time() + _LONGEST_FACTOR * seconds
+    end = loop.time() + _MAX_DELAY_FACTOR * seconds
 
     def extend(status: int, _duration: float | None) -> None:
         # An answer may come after the end of the block.

@@ -1,4 +1,4 @@
-"""Turn plain objects into the model of clusters: pure."""
+"""Turn plain objects into the model of clusters."""
 
 from __future__ import annotations
 
@@ -72,12 +72,14 @@ def parts_of(objects: ManagementObjects) -> Iterator[Parts]:
             str(reference.get("name")),
         )
         yield Parts(
-            cluster,
-            harvester_clusters.get(Key(key.namespace, infrastructure)),
-            control_planes.get(control_plane_key),
-            sorted(machines.get(key, ()), key=lambda machine: _machine_order(machine, cluster)),
-            by_key(harvester_machines.get(key, ())),
-            complete,
+            cluster=cluster,
+            harvester_cluster=harvester_clusters.get(Key(key.namespace, infrastructure)),
+            control_plane=control_planes.get(control_plane_key),
+            machines=sorted(
+                machines.get(key, ()), key=lambda machine: _machine_order(machine, cluster)
+            ),
+            harvester_machines=by_key(harvester_machines.get(key, ())),
+            complete=complete,
         )
 
 
@@ -264,7 +266,8 @@ def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...])
     :param obj: the object; None if it does not exist or was not read
     :param machines: the machines of the group
     """
-    spec, status = dict_at(obj, "spec"), dict_at(obj, "status")
+    spec = dict_at(obj, "spec")
+    status = dict_at(obj, "status")
 
     # The core counts available machines by `unavailableReplicas`, which CAPK3s omits at 0.
     available = sum(map(_is_available, machines))
@@ -284,7 +287,14 @@ def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...])
         up_to_date=up_to_date,
     )
     version = str(spec.get("version") or at(spec, "template", "spec", "version") or "")
-    return Group(kind, name, replicas, version, machines, _conditions(obj))
+    return Group(
+        kind=kind,
+        name=name,
+        replicas=replicas,
+        version=version,
+        machines=machines,
+        conditions=_conditions(obj),
+    )
 
 
 def _machine(parts: Parts, obj: Obj) -> Machine:
@@ -297,7 +307,7 @@ def _machine(parts: Parts, obj: Obj) -> Machine:
 
     control_plane = clusterapi.is_control_plane(obj, parts.cluster)
     labels = labels_of(obj)
-    # Rancher has MachineDeployments for the control plane, too.
+    # Rancher uses MachineDeployments also for the control plane.
     group = labels.get(names.DEPLOYMENT_LABEL)
     if not group and control_plane:
         group = labels.get(names.CONTROL_PLANE_NAME_LABEL)

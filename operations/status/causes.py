@@ -44,7 +44,7 @@ def standstill(problems: Iterable[Problem]) -> Problem | None:
     """
     for problem in problems:
         is_paused = problem.reason == "Paused" and problem.severity is Severity.NOTE
-        # Of a HarvesterCluster that is paused alone, the machines are reconciled.
+        # If only the HarvesterCluster is paused, the machines are still reconciled.
         if is_paused and any(name.startswith("Cluster/") for name in problem.objects):
             return problem
         if problem.reason in _PARKED:
@@ -151,10 +151,10 @@ def own_problems(cluster: Cluster, causes: Iterable[SharedCause]) -> tuple[Probl
 
 
 def _shared_key(cluster: Cluster, problem: Problem) -> tuple[str, str, str] | None:
-    """Return what problems of several clusters have in common; None if they cannot share it.
+    """Return the key by which problems of several clusters are grouped; None if not shared.
 
-    The answer is the subject and reason of a shared cause, and the text in which packagers differ,
-    because a management cluster may have several, each with its repository.
+    The key is the subject and reason of the cause. For a packager it includes the text, because a
+    management cluster may have several packagers, each with its own repository.
     """
     if problem.reason == Reason.ADDON_BUNDLES_NOT_PUSHED:
         return _PACKAGER, problem.reason, problem.cause
@@ -169,13 +169,13 @@ def _cause(subject: str, reason: str, places: Sequence[tuple[Cluster, Problem]])
     order = list(Severity)
 
     return SharedCause(
-        min((problem.severity for problem in problems), key=order.index),
-        subject,
-        reason,
-        first.cause.partition(_LAST_KNOWN)[0],
-        first.next_step,
-        first.since,
-        tuple(str(cluster.key) for cluster, _ in places),
+        severity=min((problem.severity for problem in problems), key=order.index),
+        subject=subject,
+        reason=reason,
+        cause=first.cause.partition(_LAST_KNOWN)[0],
+        next_step=first.next_step,
+        since=first.since,
+        clusters=tuple(str(cluster.key) for cluster, _ in places),
     )
 
 

@@ -39,7 +39,7 @@ def ok(check: str, subject: str, message: str) -> Check:
 
 
 def skipped(check: str, subject: str, why: str) -> Check:
-    """Return a check that could not be made."""
+    """Return a check that could not run."""
     return Check(check, subject, Result.SKIPPED, why)
 
 

@@ -64,9 +64,9 @@ def condition_problem(parts: Parts, obj: Obj, kind: str, condition: Obj, now: da
         _severity_of(obj, kind, condition, age_of(since, now)),
         (object_name(obj, kind),),
         reason,
-        cause,
-        next_step(reason, remedy_subject(parts, obj, kind)),
-        since,
+        cause=cause,
+        next_step=next_step(reason, remedy_subject(parts, obj, kind)),
+        since=since,
     )
 
 

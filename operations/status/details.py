@@ -1,4 +1,4 @@
-"""Add the reports of Harvester and of its own API server to a cluster: pure."""
+"""Add what Harvester and its own API server report to a cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from operations.status.parkingproblems import explains_all
 
 def with_harvester(cluster: Cluster, harvester: HarvesterObjects) -> Cluster:
     """Return a cluster with the VMs of its machines, and problems of the VMs and their hosts."""
-    vms, instances = by_key(harvester.vms), by_key(harvester.instances)
+    vms = by_key(harvester.vms)
+    instances = by_key(harvester.instances)
     claims = by_key(harvester.claims)
     namespace = cluster.target_namespace
 
@@ -91,8 +92,8 @@ def _node_problems(cluster: Cluster) -> Iterator[Problem]:
             Severity.ERROR,
             (f"Node/{machine.node.name}",),
             "NodeNotReady",
-            "the kubelet does not report, or reports that it is not ready",
-            step,
+            cause="the kubelet does not report, or reports that it is not ready",
+            next_step=step,
         )
 
 
@@ -106,8 +107,17 @@ def pools_of(harvester: HarvesterObjects) -> tuple[AddressPool, ...]:
             total = ippool.pool_capacity(obj)
             free = ippool.free_count(obj)
         except ippool.InvalidPoolError:
-            total, free = 0, None
-        pools.append(AddressPool(harvester.server, obj["metadata"]["name"], total, free, allocated))
+            total = 0
+            free = None
+        pools.append(
+            AddressPool(
+                harvester=harvester.server,
+                name=obj["metadata"]["name"],
+                total=total,
+                free=free,
+                allocated=allocated,
+            )
+        )
     return tuple(sorted(pools, key=lambda pool: pool.name))
 
 
@@ -132,7 +142,7 @@ def with_details(
     hidden = [str(objects) for objects in nodes.values() if isinstance(objects, Unseen)]
     pools: list[AddressPool] = []
 
-    # Several identities may lead to one Harvester.
+    # Several identities may belong to one Harvester.
     for harvester in {id(objects): objects for objects in harvesters.values()}.values():
         hidden += [f"{item} on Harvester {harvester.server}" for item in harvester.unseen]
         pools += pools_of(harvester)
@@ -211,18 +221,18 @@ def _missing_vm_problems(cluster: Cluster) -> Iterator[Problem]:
             Severity.ERROR,
             (f"HarvesterMachine/{machine.infrastructure}",),
             "MachineNotFound",
-            f"VirtualMachine {cluster.target_namespace}/{machine.infrastructure} does not "
+            cause=f"VirtualMachine {cluster.target_namespace}/{machine.infrastructure} does not "
             "exist on Harvester, and the provider has not noticed: it does not run, or "
             "cannot reach Harvester",
-            f"Check the provider: {remedies.GET_PODS(namespace='caphv-system')}",
+            next_step=f"Check the provider: {remedies.GET_PODS(namespace='caphv-system')}",
         )
 
 
 def _host_problems(cluster: Cluster, harvester: HarvesterObjects) -> Iterator[Problem]:
     """Yield a problem for each host that runs machines of the cluster and is not ready.
 
-    Hosts that ran its machines until they failed run none of them any more, so all hosts that are
-    not ready are named in a note, which clusters of one Harvester share.
+    A failed host no longer runs the machines that it ran before. A note therefore names all hosts
+    that are not ready; clusters of one Harvester share it.
     """
     # Since when each host that is not ready has been so.
     not_ready = {
@@ -241,8 +251,8 @@ def _host_problems(cluster: Cluster, harvester: HarvesterObjects) -> Iterator[Pr
             Severity.ERROR,
             tuple(machines),
             "HostNotReady",
-            f"host {host} of Harvester, which runs it, is not ready",
-            "Check the host on Harvester; VMs of a lost host restart on others",
+            cause=f"host {host} of Harvester, which runs it, is not ready",
+            next_step="Check the host on Harvester; VMs of a lost host restart on others",
         )
 
     if not_ready.keys() - machines_by_host.keys():
@@ -252,15 +262,15 @@ def _host_problems(cluster: Cluster, harvester: HarvesterObjects) -> Iterator[Pr
             Severity.NOTE,
             tuple(f"Host/{host}" for host in sorted(not_ready)),
             HOSTS_NOT_READY,
-            f"hosts of Harvester are not ready: {names_of_hosts}",
-            f"Check them on Harvester. See what else is wrong there: {command}",
-            min(not_ready.values()),
+            cause=f"hosts of Harvester are not ready: {names_of_hosts}",
+            next_step=f"Check them on Harvester. See what else is wrong there: {command}",
+            since=min(not_ready.values()),
         )
 
 
 def _with_problems(cluster: Cluster, additional: Iterable[Problem]) -> Cluster:
     """Return a cluster with further problems; a lost host explains the problems of its Machines."""
-    # Of a cluster that is parked, stopped VMs and Nodes are none.
+    # Stopped VMs and Nodes are no problem in a parked cluster.
     if explains_all(cluster.problems):
         return cluster
     additional = list(additional)

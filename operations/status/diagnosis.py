@@ -1,4 +1,4 @@
-"""Diagnose a cluster, causes before consequences: pure decisions over its objects.
+"""Diagnose a cluster from its objects, causes before consequences.
 
 Conditions repeat each other: a missing Secret shows in the HarvesterCluster, the Cluster, and each
 machine. An operator can act on the first cause along the way from Harvester to the Node. So the
@@ -104,7 +104,9 @@ def _deletion_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
     # A pause stops a deletion like any other change, but no condition says so.
     if command := resume_command(parts.cluster):
         cause = "being deleted, and paused: no controller acts"
-        yield Problem(severity, (name,), "Paused", cause, f"Resume it: {command}", since)
+        yield Problem(
+            severity, (name,), "Paused", cause=cause, next_step=f"Resume it: {command}", since=since
+        )
         return
 
     problems = [*_infrastructure_problems(parts, now), *_merge(machine_problems(parts, now, True))]
@@ -122,7 +124,7 @@ def _deletion_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
         )
     cause = f"being deleted: {flatten(message) or 'waiting for its infrastructure'}"
     step = next_step("Deleting", remedy_subject(parts, parts.cluster, "Cluster"))
-    yield Problem(severity, (name,), "Deleting", cause, step, since)
+    yield Problem(severity, (name,), "Deleting", cause=cause, next_step=step, since=since)
 
 
 def _infrastructure_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
@@ -135,7 +137,13 @@ def _infrastructure_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
             cause = f"HarvesterCluster {name}, which the Cluster refers to, does not exist"
             command = remedies.GET_HARVESTER_CLUSTERS(namespace=parts.key.namespace)
             step = f"Create it, or correct spec.infrastructureRef: {command}"
-            yield Problem(Severity.ERROR, (f"HarvesterCluster/{name}",), "NotFound", cause, step)
+            yield Problem(
+                Severity.ERROR,
+                (f"HarvesterCluster/{name}",),
+                "NotFound",
+                cause=cause,
+                next_step=step,
+            )
         return
 
     # While Harvester does not answer, an earlier refusal says nothing about the identity now.
@@ -213,9 +221,9 @@ def _pause_problems(parts: Parts) -> Iterator[Problem]:
         Severity.NOTE,
         tuple(object_name(obj, kind) for obj, kind in marked),
         "Paused",
-        "paused: nothing is reconciled",
-        f"Resume it: {resume_commands(parts)}",
-        str(condition_of(first, "Paused").get("lastTransitionTime") or ""),
+        cause="paused: nothing is reconciled",
+        next_step=f"Resume it: {resume_commands(parts)}",
+        since=str(condition_of(first, "Paused").get("lastTransitionTime") or ""),
     )
 
 

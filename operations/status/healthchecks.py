@@ -1,4 +1,4 @@
-"""Predict when MachineHealthChecks replace machines: pure, from plain objects.
+"""Predict when MachineHealthChecks replace machines.
 
 The core marks a Machine once a condition of its Node, or of the Machine, has lasted as long as the
 check says. The Machine repeats the times of its Node's conditions, so that the workload cluster

@@ -103,7 +103,8 @@ def _bootstrap_problem(parts: Parts, machine: Obj, now: datetime) -> Problem | N
     created = machine["metadata"].get("creationTimestamp")
     since = str(condition.get("lastTransitionTime") or created or "")
     severity = Severity.WAITING if age_of(since, now) <= PATIENCE else Severity.ERROR
-    kind, name = str(ref.get("kind") or ""), str(ref.get("name") or "")
+    kind = str(ref.get("kind") or "")
+    name = str(ref.get("name") or "")
     detail = f" ({message})" if message else ""
     cause = (
         f"waiting since {since} for the bootstrap provider to create the data of {kind} "
@@ -111,7 +112,12 @@ def _bootstrap_problem(parts: Parts, machine: Obj, now: datetime) -> Problem | N
     )
     step = next_step("WaitingForBootstrapData", remedy_subject(parts, machine, "Machine"), kind)
     return Problem(
-        severity, (object_name(machine, "Machine"),), "WaitingForBootstrapData", cause, step, since
+        severity,
+        (object_name(machine, "Machine"),),
+        "WaitingForBootstrapData",
+        cause=cause,
+        next_step=step,
+        since=since,
     )
 
 
@@ -138,7 +144,12 @@ def _etcd_problem(parts: Parts, machine: Obj, now: datetime) -> Problem | None:
     )
     step = next_step("EtcdMemberNotReleased", remedy_subject(parts, machine, "Machine"))
     return Problem(
-        severity, (object_name(machine, "Machine"),), "EtcdMemberNotReleased", cause, step, since
+        severity,
+        (object_name(machine, "Machine"),),
+        "EtcdMemberNotReleased",
+        cause=cause,
+        next_step=step,
+        since=since,
     )
 
 
@@ -161,7 +172,12 @@ def _rancher_problem(parts: Parts, machine: Obj, now: datetime) -> Problem | Non
     )
     step = next_step("HeldByRancher", remedy_subject(parts, machine, "Machine"))
     return Problem(
-        severity, (object_name(machine, "Machine"),), "HeldByRancher", cause, step, since
+        severity,
+        (object_name(machine, "Machine"),),
+        "HeldByRancher",
+        cause=cause,
+        next_step=step,
+        since=since,
     )
 
 
@@ -203,7 +219,13 @@ def _own_problems(
     if harvester_machine is None and name and parts.complete and not being_deleted(machine):
         cause = f"HarvesterMachine {name}, which the Machine refers to, does not exist"
         step = next_step("NodeDeleted", remedy_subject(parts, machine, "Machine"))
-        yield Problem(Severity.ERROR, (object_name(machine, "Machine"),), "NotFound", cause, step)
+        yield Problem(
+            Severity.ERROR,
+            (object_name(machine, "Machine"),),
+            "NotFound",
+            cause=cause,
+            next_step=step,
+        )
         return
 
     # Causes come first. For example, a Node is not healthy because its machine is being deleted.

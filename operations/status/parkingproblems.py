@@ -1,4 +1,4 @@
-"""Say how far a cluster is parked or resumed: then nothing else about it is a problem.
+"""Report the progress of parking or resuming, which hides all other problems of a cluster.
 
 Its VMs are stopped, and its conditions are those that it had when it was paused.
 """
@@ -30,7 +30,7 @@ def is_parked(parts: Parts) -> bool:
 
 
 def parking_problem(parts: Parts, now: datetime) -> Problem | None:
-    """Return how far parking or resuming is; None for a cluster that is neither."""
+    """Return a problem that reports the progress of parking or resuming; None without either."""
     if being_deleted(parts.cluster):
         return None
     condition = condition_of(parts.harvester_cluster, ConditionType.PARKED)
@@ -44,13 +44,20 @@ def parking_problem(parts: Parts, now: datetime) -> Problem | None:
     describe = remedies.DESCRIBE(kind="cluster", name=parts.key.name, namespace=parts.key.namespace)
     if blocked:
         step = f"Do what it says: {describe}"
-        return Problem(Severity.WARNING, objects, Reason.PARK_BLOCKED, message, step, since)
+        return Problem(
+            Severity.WARNING,
+            objects,
+            Reason.PARK_BLOCKED,
+            cause=message,
+            next_step=step,
+            since=since,
+        )
     if is_parked(parts):
         since = annotations_of(parts.cluster).get(PARKED_SINCE_ANNOTATION, since)
         if change := _next_change(parts, now):
             message = f"{message}; {change}"
         step = f"Resume it: {remedies.RESUME_PARKED(ref=parts.key)}"
-        return Problem(Severity.NOTE, objects, PARKED, message, step, since)
+        return Problem(Severity.NOTE, objects, PARKED, cause=message, next_step=step, since=since)
 
     reason = Reason.PARKING if parking.is_wanted(parts.cluster) else Reason.RESUMING
     verb = "being parked" if reason is Reason.PARKING else "being resumed"
@@ -58,7 +65,7 @@ def parking_problem(parts: Parts, now: datetime) -> Problem | None:
     current = message if condition.get("reason") == reason else ""
     cause = f"{verb}: {current}" if current else verb
     step = f"Follow it: {remedies.FOLLOW(ref=parts.key)}"
-    return Problem(Severity.WAITING, objects, reason, cause, step, since)
+    return Problem(Severity.WAITING, objects, reason, cause=cause, next_step=step, since=since)
 
 
 def schedule_note(parts: Parts, now: datetime) -> Problem | None:
@@ -79,12 +86,16 @@ def schedule_note(parts: Parts, now: datetime) -> Problem | None:
         command = remedies.SET_ANNOTATION(**place, annotation=PARK_ANNOTATION, value="false")
         step = f"Keep it running: {command}"
     return Problem(
-        Severity.NOTE, (object_name(parts.cluster, "Cluster"),), "ParkSchedule", change, step
+        Severity.NOTE,
+        (object_name(parts.cluster, "Cluster"),),
+        "ParkSchedule",
+        cause=change,
+        next_step=step,
     )
 
 
 def _next_change(parts: Parts, now: datetime) -> str:
-    """Return what the schedule does next; empty without one, or if it cannot be used."""
+    """Return a sentence on the next change by the schedule; empty if there is none."""
     text = parking.schedule_of(parts.cluster)
     if text is None:
         return ""

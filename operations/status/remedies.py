@@ -250,7 +250,8 @@ def next_step(reason: str, subject: Subject, bootstrap: str = "") -> str:
     identity_namespace, _, identity_name = subject.identity.rpartition("/")
     if is_cluster_identity(Key(identity_namespace, identity_name)):
         # Only its owner knows the Secret.
-        identity_namespace, identity_name = "NAMESPACE", "NAME"
+        identity_namespace = "NAMESPACE"
+        identity_name = "NAME"
 
     return template.format(
         namespace=subject.namespace,
@@ -284,7 +285,7 @@ def _template(reason: str, subject: Subject) -> str:
 
 
 def _machine_template(reason: str, subject: Subject, template: str) -> str:
-    """Return the sentence for a Machine that could be replaced, and perhaps must not be.
+    """Return the sentence for a Machine that can be replaced, or a safer one than `template`.
 
     :param template: the sentence that tells to replace it
     """

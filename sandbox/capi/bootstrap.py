@@ -129,7 +129,8 @@ class Bootstrap:
         return machine, self._caches.clusters.get(namespace, machine["spec"]["clusterName"])
 
     def _control_plane(self, cluster: Obj) -> Obj | None:
-        namespace, name = key_of(cluster).namespace, at(cluster, "spec", "controlPlaneRef", "name")
+        namespace = key_of(cluster).namespace
+        name = at(cluster, "spec", "controlPlaneRef", "name")
         return self._caches.control_planes.get(namespace, str(name))
 
     def _node(self, role: Role, cluster: Obj, machine: Obj, config: Obj, token: str) -> Node | None:
@@ -149,18 +150,18 @@ class Bootstrap:
 
         spec = config.get("spec") or {}
         return Node(
-            role,
-            str(spec.get("version") or machine["spec"]["version"]),
-            endpoint,
-            spec,
-            self._distribution.server_spec(control_plane) if control_plane else {},
-            cluster["spec"].get("clusterNetwork") or {},
-            token,
-            joins_at,
+            role=role,
+            version=str(spec.get("version") or machine["spec"]["version"]),
+            endpoint=endpoint,
+            config=spec,
+            server=self._distribution.server_spec(control_plane) if control_plane else {},
+            network=cluster["spec"].get("clusterNetwork") or {},
+            token=token,
+            joins_at=joins_at,
         )
 
     async def _render(self, namespace: str, node: Node, credentials: secrets.Credentials) -> str:
-        """Return the data of a guest. Raises LookupError, UnusableConfigError."""
+        """Return the data of a guest. Raises `LookupError`, `UnusableConfigError`."""
         files = [
             await self._resolve_file(namespace, entry) for entry in node.config.get("files") or ()
         ]
@@ -205,7 +206,8 @@ class Bootstrap:
         return data
 
     async def _write_secret(self, cluster: Key, config: Obj, text: str) -> None:
-        spec, data = config.get("spec") or {}, text.encode()
+        spec = config.get("spec") or {}
+        data = text.encode()
         content = {}
         if not self._distribution.is_k3s:
             data_format = at(spec, "agentConfig", "format") or "cloud-config"
@@ -225,19 +227,24 @@ class Bootstrap:
         """Write the version into the spec, as K3s's provider does."""
         if not self._distribution.is_k3s or at(config, "spec", "version"):
             return
-        key, patch = key_of(config), {"spec": {"version": version}}
+        key = key_of(config)
+        patch = {"spec": {"version": version}}
         resource = self._distribution.configs
         answer = await self._client.patch(resource, key.name, key.namespace, patch)
         self._caches.configs.observe(answer)
 
     async def _resolve_file(self, namespace: str, entry: Obj) -> Obj:
-        """Return a file with its content, read from its source if necessary. Raises LookupError."""
+        """Return a file with its content, which may come from a Secret or ConfigMap.
+
+        Raises `LookupError` if the source lacks the key.
+        """
         source = entry.get("contentFrom") or {}
         for field, resource in (("secret", SECRETS), ("configMap", CONFIG_MAPS)):
             if field not in source:
                 continue
 
-            name, key = source[field]["name"], source[field]["key"]
+            name = source[field]["name"]
+            key = source[field]["key"]
             try:
                 data = (await self._client.get(resource, name, namespace)).get("data") or {}
                 content = base64.b64decode(data[key]).decode() if resource is SECRETS else data[key]

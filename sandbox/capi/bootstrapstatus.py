@@ -13,7 +13,8 @@ from caphv.api.object import Obj, at
 from sandbox.capi.nodeconfig import Role
 from sandbox.capi.resources import with_transition_times
 
-_DATA, _CERTIFICATES = "DataSecretAvailable", "CertificatesAvailable"
+_DATA = "DataSecretAvailable"
+_CERTIFICATES = "CertificatesAvailable"
 _INFRASTRUCTURE = "Waiting for Cluster status.initialization.infrastructureProvisioned to be true"
 
 

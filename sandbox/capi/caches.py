@@ -57,8 +57,10 @@ class Caches:
     def __init__(self, client: ApiClient, shared: Shared, distribution: Distribution) -> None:
         self.distribution = distribution
         self._client = client
-        self.clusters, self.machines = shared.clusters, shared.machines
-        self.harvester_machines, self.secrets = shared.harvester_machines, shared.secrets
+        self.clusters = shared.clusters
+        self.machines = shared.machines
+        self.harvester_machines = shared.harvester_machines
+        self.secrets = shared.secrets
         self.control_planes = Informer(client, distribution.control_planes, max_backoff=2)
         self.configs = Informer(client, distribution.configs, max_backoff=2)
 

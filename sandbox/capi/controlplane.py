@@ -266,7 +266,8 @@ class ControlPlanes:
             await self._annotate(machine, hooks.removal_annotations(self._distribution))
 
     async def _annotate(self, machine: Obj, annotations: Mapping[str, str | None]) -> None:
-        key, patch = key_of(machine), {"metadata": {"annotations": dict(annotations)}}
+        key = key_of(machine)
+        patch = {"metadata": {"annotations": dict(annotations)}}
         answer = await self._client.patch(self._machines, key.name, key.namespace, patch)
         self._caches.machines.observe(answer)
 
@@ -275,7 +276,7 @@ class ControlPlanes:
     ) -> None:
         """Delete the machines after the workers, which cannot be drained without a control plane.
 
-        Members of etcd do not matter any more.
+        Members of etcd no longer matter.
         """
         workers = self._caches.machines_of(key_of(cluster), control_plane=False)
         if not workers:
@@ -365,7 +366,8 @@ class ControlPlanes:
         return rke2_status(observation)
 
     async def _report(self, observation: Observation) -> None:
-        status, step = self._status(observation), observation.step
+        status = self._status(observation)
+        step = observation.step
         if isinstance(step, Delete) and step.remediation:
             status["lastRemediation"] = {"machine": step.name, "retryCount": 0, "timestamp": now()}
 

@@ -85,11 +85,11 @@ def feature_gates() -> str:
 def manager() -> Manager:
     """Return the core to run, with its manifests and options."""
     return Manager(
-        "core",
-        NAMESPACE,
-        binary(program()),
-        read_config(cluster_api_manifests(program=program())),
-        lambda ports: [*usual_options(ports), feature_gates()],
+        name="core",
+        namespace=NAMESPACE,
+        program=binary(program()),
+        objects=read_config(cluster_api_manifests(program=program())),
+        options=lambda ports: [*usual_options(ports), feature_gates()],
         prefix="capi-",
         labels=LABELS,
     )
@@ -100,7 +100,7 @@ async def start(folder: Path, server: ApiServer, *, older_versions: bool = True)
 
     Returns once the core admits and converts Clusters.
 
-    Raises ProcessError, or ApiError if the API server rejects its manifests.
+    Raises `ProcessError`, or `ApiError` if the API server rejects its manifests.
     """
     async with server.client() as client:
 
@@ -110,7 +110,7 @@ async def start(folder: Path, server: ApiServer, *, older_versions: bool = True)
         return await managers.start(folder, server, manager(), probe, older_versions=older_versions)
 
 
-async def admits(client: ApiClient, *, older_versions: bool = True) -> bool:
+async def admits(client: ApiClient, *, older_versions: bool) -> bool:
     """Return whether the core's webhooks admit Clusters, and convert older versions of them."""
     probe = OLDER_PROBE if older_versions or api_version() == "v1beta1" else PROBE
     version = probe["apiVersion"].rpartition("/")[2]

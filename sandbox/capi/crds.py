@@ -1,7 +1,7 @@
 """CRDs of the providers, reduced to the fields that the stand-ins and the ClusterClasses use.
 
 The CRDs of template kinds are derived, because each wraps the spec of its kind by contract. The
-spec of a bootstrap object inside a control plane's spec is derived, too.
+spec of a bootstrap object inside a control plane's spec is derived as well.
 """
 
 from __future__ import annotations
@@ -75,9 +75,11 @@ def _convert_to_v1beta1(original: Obj, example: Obj, name: str) -> Obj:
     version.pop("additionalPrinterColumns", None)
 
     # The contracts differ in the status and in the template of machines.
-    properties, example_properties = _properties(crd), _properties(example)
+    properties = _properties(crd)
+    example_properties = _properties(example)
     properties["status"] = example_properties["status"]
-    spec, example_spec = properties["spec"]["properties"], example_properties["spec"]["properties"]
+    spec = properties["spec"]["properties"]
+    example_spec = example_properties["spec"]["properties"]
     if "machineTemplate" in spec:
         spec["machineTemplate"] = example_spec["machineTemplate"]
     return crd
@@ -97,7 +99,8 @@ def _spec(crd: Obj) -> Obj:
 def _template_crd(kind: Obj) -> Obj:
     """Return the CRD of the template of a kind."""
     crd = copy.deepcopy(kind)
-    spec, name = crd["spec"], f"{kind['spec']['names']['kind']}Template"
+    spec = crd["spec"]
+    name = f"{kind['spec']['names']['kind']}Template"
     names = {
         "kind": name,
         "listKind": f"{name}List",

@@ -16,7 +16,8 @@ from sandbox.guest.rancher import K3S as K3S_PROGRAM
 from sandbox.guest.rancher import RKE2 as RKE2_PROGRAM
 from sandbox.guest.rancher import Program
 
-_BOOTSTRAP, _CONTROL_PLANE = "bootstrap.cluster.x-k8s.io", "controlplane.cluster.x-k8s.io"
+_BOOTSTRAP = "bootstrap.cluster.x-k8s.io"
+_CONTROL_PLANE = "controlplane.cluster.x-k8s.io"
 _HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io"
 
 
@@ -26,8 +27,8 @@ class Distribution:
 
     The providers use the name `name`, and guests run `program`.
 
-    Three fields are paths in the spec of a control plane. `config` leads to the spec of each
-    bootstrap object, which is a list of fields for RKE2 and one object for others. `server` leads
+    Three fields are paths in the spec of a control plane. `config` points to the spec of each
+    bootstrap object, which is a list of fields for RKE2 and one object for others. `server` points
     to the settings for servers only, and `rollout` to the rollout strategy.
 
     `authorities` has the suffix of each Secret with a CA, and the name of the CA's files on the

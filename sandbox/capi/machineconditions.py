@@ -8,7 +8,9 @@ from caphv.api.object import Obj, being_deleted, key_of
 from sandbox.capi.resources import NOT_INITIALIZED, new_condition
 from sandbox.capi.state import node_name
 
-_ETCD, _AGENT, _METADATA = "EtcdMemberHealthy", "AgentHealthy", "NodeMetadataUpToDate"
+_ETCD = "EtcdMemberHealthy"
+_AGENT = "AgentHealthy"
+_METADATA = "NodeMetadataUpToDate"
 TYPES = ("UpToDate", _ETCD, _AGENT, _METADATA)
 
 
@@ -32,7 +34,8 @@ def conditions_of(
     if not initialized:
         return [new_condition(_ETCD, "Unknown", "InspectionFailed", NOT_INITIALIZED)]
 
-    node, name = node_name(machine), key_of(machine).name
+    node = node_name(machine)
+    name = key_of(machine).name
     exists = bool(node) and node in nodes
 
     up_to_date = new_condition("UpToDate", str(current), "UpToDate" if current else "NotUpToDate")
@@ -53,7 +56,8 @@ def conditions_of(
         if node not in ready:
             agent = new_condition(_AGENT, "False", "PodFailed", f"Node {node} is not ready")
     elif provisioning:
-        reason, message = "InspectionFailed", "Waiting for node to be provisioned"
+        reason = "InspectionFailed"
+        message = "Waiting for node to be provisioned"
         etcd, agent = (new_condition(kind, "Unknown", reason, message) for kind in (_ETCD, _AGENT))
     else:
         etcd = new_condition(_ETCD, "False", "Healthy", "Node does not exist")

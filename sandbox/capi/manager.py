@@ -98,7 +98,7 @@ async def start(
 
     Returns once `probe` says that the manager works.
 
-    Raises ProcessError, or ApiError if the API server rejects its manifests.
+    Raises `ProcessError`, or `ApiError` if the API server rejects its manifests.
     """
     private_file(folder / f"{manager.name}.kubeconfig", pki.to_yaml(server.kubeconfig(*USER)))
     ca = pki.CA.create("caphv-sandbox-webhooks")

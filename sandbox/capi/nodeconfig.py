@@ -17,7 +17,8 @@ from sandbox.guest.rancher import RKE2_PORT
 
 # The first profiles require PodSecurityPolicies, which Kubernetes no longer has since this version.
 _MINOR_WITHOUT_POLICIES = 25
-_FIRST_PROFILES, _LATER_PROFILES = ("cis-1.5", "cis-1.6"), ("cis", "cis-1.23")
+_FIRST_PROFILES = ("cis-1.5", "cis-1.6")
+_LATER_PROFILES = ("cis", "cis-1.23")
 _CIPHERS = (
     "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
     "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
@@ -31,7 +32,7 @@ _CIPHERS = (
 
 
 class UnusableConfigError(ValueError):
-    """No data can be made from the settings. A real provider logs the message and tries again."""
+    """The settings yield no bootstrap data. A real provider logs the message and retries."""
 
 
 class Role(StrEnum):
@@ -69,7 +70,7 @@ class Node:
 
 
 def rke2_config(node: Node) -> Obj:
-    """Return the content of `/etc/rancher/rke2/config.yaml`. Raises UnusableConfigError."""
+    """Return the content of `/etc/rancher/rke2/config.yaml`. Raises `UnusableConfigError`."""
     agent = node.config.get("agentConfig") or {}
     profile = agent.get("cisProfile")
     if profile and profile not in _profiles(node.version):
@@ -146,7 +147,7 @@ def registries(
 ) -> tuple[Obj, list[Obj]]:
     """Return the content of `registries.yaml` and the certificate files to which it refers.
 
-    Raises UnusableConfigError.
+    Raises `UnusableConfigError`.
 
     :param spec: `privateRegistriesConfig` of a bootstrap object of RKE2
     :param secrets: the data of the Secrets to which `spec` refers, by `namespace/name`
@@ -177,7 +178,7 @@ def etcd_snapshots(
 ) -> tuple[Obj, list[Obj]]:
     """Return arguments of RKE2's servers for snapshots of etcd, and the file with the store's CA.
 
-    Raises UnusableConfigError.
+    Raises `UnusableConfigError`.
 
     :param server: `serverConfig` of a control plane of RKE2
     :param secrets: the data of the Secrets to which it refers, by `namespace/name`

@@ -55,11 +55,11 @@ def _kubeadm() -> list[Manager]:
     """Return kubeadm's providers, with CRDs and webhooks from the core's Go module."""
     return [
         Manager(
-            role,
-            f"capi-{role}-system",
-            binary(program),
-            read_config(cluster_api_manifests(program=program)),
-            _options,
+            name=role,
+            namespace=f"capi-{role}-system",
+            program=binary(program),
+            objects=read_config(cluster_api_manifests(program=program)),
+            options=_options,
             prefix=f"capi-{role}-",
             labels={**_CONTRACTS, "cluster.x-k8s.io/provider": label},
         )

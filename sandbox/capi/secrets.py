@@ -17,7 +17,8 @@ from sandbox.capi.distribution import Distribution
 from sandbox.capi.resources import SECRET_TYPE, reference
 from sandbox.processes import pki
 
-SERVER_CA, CLIENT_CA = "ca", "cca"
+SERVER_CA = "ca"
+CLIENT_CA = "cca"
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ async def ensure(
     :param endpoint: `host:port` of the workload API
     :param owner: the control plane, whose deletion also deletes the Secrets
     """
-    store, distribution = caches.secrets, caches.distribution
+    store = caches.secrets
+    distribution = caches.distribution
 
     async def create(suffix: str, data: dict[str, bytes]) -> None:
         secret = cluster_secret(cluster, f"{cluster.name}-{suffix}", data, owner)

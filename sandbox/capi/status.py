@@ -90,7 +90,8 @@ def v1beta1_status(observation: Observation) -> Obj:
     """Return the status of an RKE2ControlPlane of contract v1beta1."""
     status = rke2_status(observation)
     initialization = status.pop("initialization", None) or {}
-    available, up_to_date = status.pop("availableReplicas"), status.pop("upToDateReplicas")
+    available = status.pop("availableReplicas")
+    up_to_date = status.pop("upToDateReplicas")
     return {
         **status,
         "initialized": bool(initialization.get("controlPlaneInitialized")),
@@ -139,7 +140,8 @@ def version_order(version: str) -> tuple[int, ...]:
 
 
 def _rke2_conditions(observation: Observation) -> list[Obj]:
-    replicas, desired = len(observation.machines), observation.desired_replicas
+    replicas = len(observation.machines)
+    desired = observation.desired_replicas
     conditions = []
     if observation.provisioned:
         conditions.append(new_condition("CertificatesAvailable", "True", "Available"))
@@ -241,8 +243,10 @@ def _machine_message(machine: Obj, kind: str) -> str:
 
 
 def _k3s_conditions(observation: Observation) -> list[Obj]:
-    machines, desired = observation.machines, observation.desired_replicas
-    replicas, ready = len(machines), _count_true(machines, "Ready")
+    machines = observation.machines
+    desired = observation.desired_replicas
+    replicas = len(machines)
+    ready = _count_true(machines, "Ready")
     conditions = [_true_condition("CertificatesAvailable"), _true_condition("TokenAvailable")]
 
     if observation.ready_nodes:

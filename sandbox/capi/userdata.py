@@ -39,7 +39,7 @@ class Guest:
 
 
 def render(distribution: Distribution, guest: Guest) -> str:
-    """Return user data for cloud-init. Raises UnusableConfigError."""
+    """Return user data for cloud-init. Raises `UnusableConfigError`."""
     config = k3s_config(guest.node) if distribution.is_k3s else rke2_config(guest.node)
     content = yaml.safe_dump(config, sort_keys=False)
     config_file = _file(distribution.program.file, content)
@@ -66,10 +66,13 @@ def _file(path: str, content: str, permissions: str = "0640") -> Obj:
 
 
 def _render_rke2(guest: Guest, config_file: Obj) -> str:
-    node, agent = guest.node, guest.node.config.get("agentConfig") or {}
-    service, other = "server", "agent"
+    node = guest.node
+    agent = guest.node.config.get("agentConfig") or {}
+    service = "server"
+    other = "agent"
     if node.role is Role.WORKER:
-        service, other = "agent", "server"
+        service = "agent"
+        other = "server"
     is_hardened = bool(agent.get("cisProfile"))
     files = [
         *([_file(_CIS_SCRIPT, "#!/bin/bash\n", "0700")] if is_hardened else ()),
@@ -113,7 +116,8 @@ def _rke2_install(node: Node, *, air_gapped: bool) -> str:
 
 
 def _render_k3s(guest: Guest, config_file: Obj) -> str:
-    node, agent = guest.node, guest.node.config.get("agentConfig") or {}
+    node = guest.node
+    agent = guest.node.config.get("agentConfig") or {}
     is_worker = node.role is Role.WORKER
     proxy = [] if is_worker else [_file(_ETCD_PROXY, _etcd_proxy_manifest(node))]
     files = [*guest.authorities, *guest.files, *proxy, config_file]
@@ -172,8 +176,12 @@ def _render_text(files: Sequence[Obj], ntp: Sequence[str], commands: Sequence[st
 
 def _render_file(file: Obj) -> str:
     lines = [f"-   path: {file['path']}"]
-    lines += [f'    encoding: "{file["encoding"]}"'] if file.get("encoding") else []
-    lines += [f"    owner: {file['owner']}"] if file.get("owner") else []
-    lines += [f"    permissions: '{file['permissions']}'"] if file.get("permissions") else []
+    if file.get("encoding"):
+        lines.append(f'    encoding: "{file["encoding"]}"')
+    if file.get("owner"):
+        lines.append(f"    owner: {file['owner']}")
+    if file.get("permissions"):
+        lines.append(f"    permissions: '{file['permissions']}'")
+
     content = "\n".join(f"      {line}" for line in (file.get("content") or "").split("\n"))
     return "\n".join([*lines, "    content: |", content])

@@ -1,7 +1,7 @@
 """Connections to workload clusters, to read their Nodes and to request the removal of etcd members.
 
 The core retries its own connections only every 30 s, so a control plane that relied on the core's
-view of Nodes would start slowly. The real providers have their own connections, too.
+view of Nodes would start slowly. The real providers have their own connections as well.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Connection:
     async def request_removal(self, node: str, program: Program) -> None:
         """Annotate a Node, so that the servers remove its etcd member.
 
-        Raises ApiError, Unreachable.
+        Raises `ApiError`, `Unreachable`.
         """
         patch = {"metadata": {"annotations": {f"{program.etcd}/remove": "true"}}}
         with contextlib.suppress(NotFound):

@@ -114,7 +114,7 @@ class Nic:
 
 
 def parse_user_data(text: str, hostname: str) -> UserData:
-    """Parse `#cloud-config` user data. A Jinja template may use `hostname`. Raises GuestError."""
+    """Parse `#cloud-config` user data. A Jinja template may use `hostname`. Raises `GuestError`."""
     # A template has two header lines. Check them in the source, because the rendered text may have
     # any lines.
     lines = text.split("\n", 2)
@@ -146,7 +146,7 @@ def parse_user_data(text: str, hostname: str) -> UserData:
 def parse_network_data(text: str) -> list[Nic]:
     """Parse a network configuration of version 1, with static subnets or DHCP per interface.
 
-    Raises GuestError.
+    Raises `GuestError`.
     """
     config = _load(text, "networkdata")
     config = config.get("network", config)
@@ -231,7 +231,7 @@ def _check_authorized_keys(keys: Any) -> None:
 
 def _check_users(users: Any) -> None:
     for n, user in enumerate(users):
-        # "default" and other plain names are valid, too.
+        # "default" and other plain names are also valid.
         if not isinstance(user, str) and not isinstance(at(user, "name"), str):
             raise GuestError(f"userdata.users[{n}]: must have a name")
 
@@ -278,7 +278,8 @@ def _decode(content: str, encoding: str, where: str) -> str:
 
 
 def _parse_nic(entry: Mapping[str, Any], where: str) -> Nic:
-    name, subnets = entry.get("name"), entry.get("subnets")
+    name = entry.get("name")
+    subnets = entry.get("subnets")
     if not isinstance(name, str) or not isinstance(subnets, list) or not subnets:
         raise GuestError(f"{where}: must have a name and subnets")
     mac = str(entry.get("mac_address", ""))
@@ -298,7 +299,16 @@ def _parse_nic(entry: Mapping[str, Any], where: str) -> Nic:
     first, *more = (
         _parse_subnet(subnet, f"{where}.subnets[{n}]") for n, subnet in enumerate(subnets)
     )
-    return Nic(name, first.address, first.mask, first.gateway, mac, tuple(more), mtu, first.routes)
+    return Nic(
+        name=name,
+        address=first.address,
+        mask=first.mask,
+        gateway=first.gateway,
+        mac=mac,
+        more=tuple(more),
+        mtu=mtu,
+        routes=first.routes,
+    )
 
 
 def _parse_subnet(subnet: Mapping[str, Any], where: str) -> Subnet:
@@ -331,7 +341,7 @@ def _parse_route(
     interface: ipaddress.IPv4Interface | ipaddress.IPv6Interface,
     where: str,
 ) -> tuple[str, str]:
-    """Return network and router of a route. Raises GuestError, as the kernel refuses it."""
+    """Return network and router of a route. Raises `GuestError`, as the kernel refuses it."""
     unknown_fields = sorted(route.keys() - {"destination", "gateway", "metric"})
     if unknown_fields:
         raise GuestError(f"{where}: unknown fields {', '.join(map(str, unknown_fields))}")

@@ -15,7 +15,7 @@ from sandbox.guest.retry import retry_until_available
 async def read_data(client: ApiClient, guest: Guest) -> tuple[UserData | None, list[Nic] | None]:
     """Return the user data and the network data of a guest, each None if its VM has none.
 
-    Raises GuestError.
+    Raises `GuestError`.
     """
     volumes = guest.spec.get("volumes") or ()
     source: Obj = next(
@@ -34,7 +34,8 @@ async def read_data(client: ApiClient, guest: Guest) -> tuple[UserData | None, l
     for kind, reference in references.items():
         from_secret = secrets[reference["name"]].get(kind.lower()) if reference else None
         texts[kind] = source.get(kind) or from_secret
-    user, network = texts["userData"], texts["networkData"]
+    user = texts["userData"]
+    network = texts["networkData"]
     user_data = parse_user_data(user, guest.hostname) if user else None
     return user_data, parse_network_data(network) if network else None
 

@@ -24,7 +24,8 @@ from sandbox.processes.children import Process, ProcessError
 
 log = logging.getLogger(__name__)
 
-CLIENT_PORT, PEER_PORT = 2379, 2380
+CLIENT_PORT = 2379
+PEER_PORT = 2380
 START_SECONDS = 60.0
 START_ATTEMPTS = 3
 RETRY_SECONDS = 0.5
@@ -73,7 +74,7 @@ class EtcdMembers:
     async def start(self, member: Member) -> RealEtcd:
         """Start a guest's member with the data on its disk, or as a new member of the cluster.
 
-        Raises ProcessError, EtcdError if it cannot join.
+        Raises `ProcessError`, `EtcdError` if it cannot join.
         """
         was_member = (member.folder / "data" / "member").is_dir()
         others = [running.client for running in self._running.values()]
@@ -134,7 +135,7 @@ class EtcdClient:
         self._context.load_cert_chain(member.folder / "tls.crt", member.folder / "tls.key")
 
     async def call(self, method: str, body: Obj | None = None) -> Obj:
-        """Call a method such as `cluster/member/list`. Raises EtcdError."""
+        """Call a method such as `cluster/member/list`. Raises `EtcdError`."""
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=8)) as session,
@@ -152,7 +153,7 @@ class EtcdClient:
     async def members(self) -> list[Obj]:
         """Return all members that a quorum knows. Their 64-bit numbers are strings.
 
-        Raises EtcdError.
+        Raises `EtcdError`.
         """
         answer = await self.call("cluster/member/list", {"linearizable": True})
         members: list[Obj] = answer.get("members") or []
@@ -166,7 +167,7 @@ class RealEtcd:
         self._client = client
 
     async def etcdctl(self, arguments: Sequence[str]) -> str:
-        """Run `etcdctl <arguments>` and return its output. Raises EtcdError."""
+        """Run `etcdctl <arguments>` and return its output. Raises `EtcdError`."""
         check_options(arguments, _OPTIONS)
         match [argument for argument in arguments if not argument.startswith("--")]:
             case ["member", "list", "-w", "json"]:
@@ -197,7 +198,7 @@ def check_options(arguments: Sequence[str], expected: dict[str, str]) -> None:
 
 
 def parse_member_id(member: str) -> int:
-    """Parse the id of a member in the form that `etcdctl` accepts. Raises EtcdError."""
+    """Parse the id of a member in the form that `etcdctl` accepts. Raises `EtcdError`."""
     try:
         return int(member, 16)
     except ValueError:
@@ -259,7 +260,7 @@ async def _listens(member: Member) -> bool:
 async def _add_learner(others: Sequence[EtcdClient], member: Member) -> str:
     """Add a member as a learner; return all members in the form of the option for a new member.
 
-    Raises EtcdError.
+    Raises `EtcdError`.
     """
     client, members = await _list_members(others)
 
@@ -281,7 +282,7 @@ async def _add_learner(others: Sequence[EtcdClient], member: Member) -> str:
 async def _list_members(others: Sequence[EtcdClient]) -> tuple[EtcdClient, list[Obj]]:
     """Return the client of the first member that answers, and all members.
 
-    A member that is just leaving does not answer. Raises EtcdError if no member answers.
+    A member that is just leaving does not answer. Raises `EtcdError` if no member answers.
     """
     failures = []
     for client in others:
@@ -295,7 +296,7 @@ async def _list_members(others: Sequence[EtcdClient]) -> tuple[EtcdClient, list[
 async def _promote(client: EtcdClient, others: Sequence[EtcdClient], member: Member) -> str:
     """Promote a learner to a voting member, through another member.
 
-    A learner answers no calls itself. Raises EtcdError until the member answers.
+    A learner answers no calls itself. Raises `EtcdError` until the member answers.
     """
     try:
         await client.members()
@@ -333,7 +334,7 @@ async def _finish_return(client: EtcdClient, others: Sequence[EtcdClient], membe
 async def _retry(call: Callable[[], Awaitable[str]], failure: str) -> str:
     """Repeat a call while etcd refuses it.
 
-    etcd requires that its members are connected for some seconds. Raises EtcdError.
+    etcd requires that its members are connected for some seconds. Raises `EtcdError`.
     """
     try:
         async with asyncio.timeout(JOIN_SECONDS):

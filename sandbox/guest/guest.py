@@ -41,4 +41,6 @@ def guest_of(vmi: Obj) -> Guest:
     # An instance without a VM has its own disk.
     owners = vmi["metadata"].get("ownerReferences") or [{"uid": uid_of(vmi)}]
     hostname = vmi["spec"].get("hostname") or vmi["metadata"]["name"]
-    return Guest(key_of(vmi), uid_of(vmi), owners[0]["uid"], hostname, vmi["spec"])
+    return Guest(
+        key=key_of(vmi), uid=uid_of(vmi), disk=owners[0]["uid"], hostname=hostname, spec=vmi["spec"]
+    )

@@ -134,7 +134,7 @@ class Guests:
             else:
                 await self._agent.report(guest, addresses)
 
-            # A guest without an agent joins, too.
+            # A guest joins even without an agent.
             if method and user_data:
                 # The first one is that of the first interface, empty if it has none.
                 flat = [address for nic in addresses for address in nic or ("",)]
@@ -151,7 +151,7 @@ class Guests:
     def _virtual_address(
         self, guest: Guest, user_data: UserData, addresses: list[tuple[str, ...]]
     ) -> VirtualAddress | None:
-        """Return the address that kube-vip in a guest may hold. Raises GuestError."""
+        """Return the address that kube-vip in a guest may hold. Raises `GuestError`."""
         settings = kube_vip_of(user_data)
         if settings is None:
             return None
@@ -165,7 +165,8 @@ class Guests:
         async def report(is_held: bool) -> None:
             if user_data.has_agent:
                 current = list(addresses)
-                current[number] += (settings.address,) if is_held else ()
+                if is_held:
+                    current[number] += (settings.address,)
                 await self._agent.report(guest, current)
 
         return VirtualAddress(settings, report)

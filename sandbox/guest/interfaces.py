@@ -24,8 +24,8 @@ class Interfaces:
     def bring_up(self, guest: Guest, nics: list[Nic] | None) -> list[tuple[str, ...]]:
         """Configure the interfaces of a guest and return the addresses of each of them.
 
-        Raises GuestError for a configuration that does not work, and LookupError if a DHCP server
-        has no address.
+        Raises `GuestError` if the configuration does not work, and `LookupError` if a DHCP server
+        has no free address.
         """
         names = interface_names(len(guest.interfaces))
         if nics is None:
@@ -89,7 +89,7 @@ def interface_names(count: int) -> Sequence[str]:
 
 
 def _number_of(nic: Nic, guest: Guest, names: Sequence[str]) -> int:
-    """Return the number of the interface that a configuration means. Raises GuestError."""
+    """Return the number of the interface that a configuration means. Raises `GuestError`."""
     if nic.mac:
         macs = [str(interface.get("macAddress", "")).lower() for interface in guest.interfaces]
         if nic.mac not in macs:

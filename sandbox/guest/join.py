@@ -18,7 +18,8 @@ from sandbox.processes.pki import CA, KeyPair
 
 JOIN_FILE = "/etc/caphv-sandbox/join.yaml"
 CA_FILES = ("/etc/kubernetes/pki/ca.crt", "/etc/kubernetes/pki/ca.key")
-CONTROL_PLANE, WORKER = "control-plane", "worker"
+CONTROL_PLANE = "control-plane"
+WORKER = "worker"
 _FIELDS = {
     "role": str,
     "server": str,
@@ -63,7 +64,7 @@ class Join:
 
 
 def join_of(user_data: UserData) -> Join | None:
-    """Return the parameters in the join file, None without a join file. Raises GuestError."""
+    """Return the parameters in the join file, None without a join file. Raises `GuestError`."""
     file = user_data.files.get(JOIN_FILE)
     if file is None:
         return None
@@ -78,14 +79,14 @@ def join_of(user_data: UserData) -> Join | None:
     # The API server's certificate must have the name by which nodes reach it.
     sans = (*values.get("certSANs", ()), url.hostname)
     return Join(
-        values["role"],
-        values["server"].rstrip("/"),
-        values["token"],
-        values["ca"],
-        values["version"],
-        values.get("cni", True),
-        tuple(map(str, sans)),
-        _authority(user_data) if values["role"] == CONTROL_PLANE else None,
+        role=values["role"],
+        server=values["server"].rstrip("/"),
+        token=values["token"],
+        ca=values["ca"],
+        version=values["version"],
+        cni=values.get("cni", True),
+        sans=tuple(map(str, sans)),
+        authority=_authority(user_data) if values["role"] == CONTROL_PLANE else None,
     )
 
 

@@ -22,7 +22,7 @@ from sandbox.harvester.addresses import Addresses
 
 
 def join_method_of(user_data: UserData) -> Kubeadm | Join | None:
-    """Return the way in which a guest joins a cluster, None if it joins none. Raises GuestError."""
+    """Return how a guest joins a cluster; None if it joins none. Raises `GuestError`."""
     return kubeadm_of(user_data) or join_of(user_data) or join_of_rancher(user_data)
 
 
@@ -60,7 +60,8 @@ class Joiner:
         In this time, a control plane guest serves the workload API, at a `virtual` address as well
         while it holds that.
 
-        Raises GuestError, EtcdError, KubeconfigError, ProcessError or OSError if it cannot join.
+        Raises `GuestError`, `EtcdError`, `KubeconfigError`, `ProcessError` or `OSError` if it
+        cannot join.
         """
         if isinstance(method, Kubeadm):
             await self._run_kubeadm(guest, method, addresses, virtual)
@@ -167,7 +168,8 @@ def _role_labels(join: Join) -> dict[str, str]:
     """Return the labels that show the role of a Node; kubeadm has others."""
     if join.role != CONTROL_PLANE:
         return {}
-    serves, stores = ("control-plane", "master"), ("etcd",)
+    serves = ("control-plane", "master")
+    stores = ("etcd",)
     roles = (*(serves if join.serves else ()), *(stores if join.stores else ()))
     if not join.program:
         roles = ("control-plane",)

@@ -65,7 +65,7 @@ class Node:
 
 
 def kubeadm_of(user_data: UserData) -> Kubeadm | None:
-    """Return the run of kubeadm in the guest's commands, None without one. Raises GuestError."""
+    """Return the run of kubeadm in the guest's commands, None without one. Raises `GuestError`."""
     runs = [run for command in user_data.commands for run in _find_runs(command)]
     if not runs:
         return None
@@ -200,7 +200,7 @@ def _arguments(extra: Mapping[str, str] | Sequence[Obj]) -> dict[str, str]:
 def _authorities(user_data: UserData) -> tuple[CA, CA]:
     """Return the CAs of a cluster and of its etcd.
 
-    Raises GuestError unless all files exist that a control plane of kubeadm needs.
+    Raises `GuestError` unless all files exist that a control plane of kubeadm needs.
     """
     paths = [f"{PKI}/{pair}.{end}" for pair in _KEY_PAIRS for end in _FILE_ENDS]
     paths += [f"{PKI}/{name}" for name in _SERVICE_ACCOUNTS]

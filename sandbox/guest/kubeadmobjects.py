@@ -13,7 +13,8 @@ from caphv.api.object import Obj
 from sandbox.guest.kubelet import mirror_pod
 from sandbox.processes import pki
 
-SYSTEM, PUBLIC = "kube-system", "kube-public"
+SYSTEM = "kube-system"
+PUBLIC = "kube-public"
 JOINING = "system:bootstrappers:kubeadm:default-node-token"
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 COREDNS = "registry.k8s.io/coredns/coredns:v1.12.1"

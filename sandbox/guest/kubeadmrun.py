@@ -53,14 +53,15 @@ class Runs:
         A new disk waits until the control plane answers and accepts its token. A real image brings
         a kubelet. Here the version of the kubelet is the version of the control plane at that time.
 
-        Raises GuestError.
+        Raises `GuestError`.
         """
         file = self._workloads.disk(disk) / "joined.json"
         with contextlib.suppress(FileNotFoundError):
             return ClusterRecord(**json.loads(file.read_text()))
 
         if run.cluster is not None and run.authority is not None:
-            ca, version = run.authority.certificate.decode(), run.cluster["kubernetesVersion"]
+            ca = run.authority.certificate.decode()
+            version = run.cluster["kubernetesVersion"]
         else:
             ca = await _retry(lambda: _discover_ca(run), run)
             version = await _retry(lambda: _read_version(run, ca), run)
@@ -82,16 +83,18 @@ class Runs:
         Raises the errors of `Workloads.serve`.
         """
         assert run.authority is not None  # noqa: S101 - of a control plane
-        member = Member(address, disk, run.node.name or hostname, run.port, run.etcd)
+        member = Member(
+            address=address, disk=disk, node=run.node.name or hostname, port=run.port, etcd=run.etcd
+        )
         ca = run.authority.certificate.decode()
 
         # For a join, any token is right, because the server keeps the token of its first guest.
         join = Join(
-            CONTROL_PLANE,
-            f"https://{run.endpoint}",
-            secrets.token_hex(16),
-            ca,
-            "",
+            role=CONTROL_PLANE,
+            server=f"https://{run.endpoint}",
+            token=secrets.token_hex(16),
+            ca=ca,
+            version="",
             sans=(run.host, *cert_sans(run.cluster or {})),
             authority=run.authority,
         )
@@ -119,7 +122,7 @@ async def _create_objects(kubeconfig: Kubeconfig, objects: Iterable[Obj]) -> Non
 async def _discover_ca(run: Kubeadm) -> str:
     """Read the CA from the cluster's public data, and check its hash.
 
-    Raises GuestError for another CA, Unreachable while the data does not exist.
+    Raises `GuestError` for another CA, `Unreachable` while the data does not exist.
     """
     url = (
         f"https://{run.endpoint}/api/v1/namespaces/{kubeadmobjects.PUBLIC}/configmaps/cluster-info"
@@ -146,7 +149,7 @@ async def _discover_ca(run: Kubeadm) -> str:
 async def _read_version(run: Kubeadm, ca: str) -> str:
     """Read the version of the cluster with a node's token, which the cluster must accept.
 
-    Raises ApiError.
+    Raises `ApiError`.
     """
     kubeconfig = Kubeconfig(server=f"https://{run.endpoint}", ca=ca, token=run.token)
     client = kubeconfig.client(name="workload")

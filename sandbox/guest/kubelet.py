@@ -25,10 +25,13 @@ from sandbox.guest.etcd import EtcdError, check_options, parse_member_id
 from sandbox.processes import pki
 
 PORT = 10250
-NAMESPACE, CONTAINER = "kube-system", "etcd"
+NAMESPACE = "kube-system"
+CONTAINER = "etcd"
 PROTOCOL = "v4.channel.k8s.io"
 # The channels of the protocol. Each message begins with the byte of its channel.
-_STDOUT, _STDERR, _ERROR = 1, 2, 3
+_STDOUT = 1
+_STDERR = 2
+_ERROR = 3
 _TLS = "/var/lib/rancher/rke2/server/tls/etcd"
 # The files of RKE2's etcd Pods.
 _OPTIONS = {
@@ -43,7 +46,7 @@ class Etcdctl(Protocol):
     """Runs `etcdctl` in the etcd Pod of a guest."""
 
     async def etcdctl(self, arguments: Sequence[str]) -> str:
-        """Run `etcdctl <arguments>` and return its output. Raises EtcdError."""
+        """Run `etcdctl <arguments>` and return its output. Raises `EtcdError`."""
 
 
 @dataclass
@@ -73,7 +76,7 @@ class Etcd:
     async def etcdctl(self, arguments: Sequence[str]) -> str:
         """Run `etcdctl <arguments>` as in an etcd Pod of RKE2; return its output.
 
-        Raises EtcdError.
+        Raises `EtcdError`.
         """
         check_options(arguments, _OPTIONS)
         match [argument for argument in arguments if not argument.startswith("--")]:
@@ -100,7 +103,7 @@ class Kubelet:
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
-        """Listen. Raises OSError if the port is in use."""
+        """Listen. Raises `OSError` if the port is in use."""
         application = web.Application()
         application.router.add_get("/exec/{namespace}/{pod}/{container}", self._exec)
         application.router.add_route("*", "/portForward/{namespace}/{pod}", self._forward_ports)
@@ -155,7 +158,8 @@ class Kubelet:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         # OpenSSL reads keys from files only.
         with tempfile.TemporaryDirectory(prefix="caphv-") as folder:
-            certificate, key = Path(folder) / "crt", Path(folder) / "key"
+            certificate = Path(folder) / "crt"
+            key = Path(folder) / "key"
             certificate.write_bytes(pair.certificate)
             key.write_bytes(pair.key)
             context.load_cert_chain(certificate, key)

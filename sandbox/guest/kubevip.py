@@ -75,7 +75,7 @@ class Machine:
 def kube_vip_of(user_data: UserData) -> KubeVip | None:
     """Return the settings of kube-vip for the control plane, None without its static Pod.
 
-    Raises GuestError for a Pod that would not start, or would not hold an address.
+    Raises `GuestError` for a Pod that would not start, or would not hold an address.
     """
     for path, file in user_data.files.items():
         folder = path.rpartition("/")[0]

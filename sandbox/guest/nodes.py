@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 UNINITIALIZED = "node.cloudprovider.kubernetes.io/uninitialized"
 PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure")
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 4.0
+FIRST_PAUSE_SECONDS = 0.5
+MAX_PAUSE_SECONDS = 4.0
 MARK_ATTEMPTS = 8
 
 
@@ -55,7 +56,7 @@ class ClientPool:
     async def client(self, kubeconfig: Kubeconfig) -> AsyncIterator[ApiClient]:
         """Lend a client, and close it after its last use.
 
-        Raises KubeconfigError for an invalid CA.
+        Raises `KubeconfigError` for an invalid CA.
         """
         if kubeconfig not in self._clients:
             self._clients[kubeconfig] = kubeconfig.client(
@@ -89,7 +90,7 @@ async def register(client: ApiClient, node: NodeInfo) -> None:
 
         # Spread the retries of guests that lost the same API server.
         await asyncio.sleep(pause * random.uniform(0.75, 1.25))
-        pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+        pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
 
 async def mark_lost(client: ApiClient, name: str) -> None:
@@ -113,7 +114,7 @@ async def mark_lost(client: ApiClient, name: str) -> None:
         except NotFound:
             return
         except RequestError:
-            await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2**attempt, LONGEST_PAUSE_SECONDS))
+            await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2**attempt, MAX_PAUSE_SECONDS))
         else:
             return
 
@@ -140,7 +141,8 @@ async def _register(client: ApiClient, node: NodeInfo) -> None:
             await client.create(PODS, pod)
         # Write the status separately, because API servers ignore it when a Pod is created.
         if "status" in pod:
-            name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+            name = pod["metadata"]["name"]
+            namespace = pod["metadata"]["namespace"]
             await client.patch(
                 PODS, name, namespace, {"status": pod["status"]}, subresource="status"
             )

@@ -1,7 +1,7 @@
 """Port forwarding of a simulated kubelet, with two streams for each connection to a port.
 
-An API server upgrades a request to SPDY, whatever protocol its own client uses. A client opens a
-stream for errors and a stream for data, with the port in their headers.
+An API server upgrades a request to SPDY even if its own client uses another protocol. A client
+opens a stream for errors and a stream for data, with the port in their headers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class _Session:
     def __init__(self, transport: asyncio.Transport | asyncio.WriteTransport, address: str) -> None:
         self._transport = transport
         self._address = address
-        self._decoder, self._encoder = Decoder(), Encoder()
+        self._decoder = Decoder()
+        self._encoder = Encoder()
         self._errors: dict[str, int] = {}
         self._ports: dict[int, _Port] = {}
         self.ended = asyncio.Event()
@@ -162,7 +163,7 @@ class _Port:
             async with asyncio.timeout(CONNECT_SECONDS):
                 reader, writer = await asyncio.open_connection(*self._endpoint)
         except OSError as error:
-            # TimeoutError is an OSError, too.
+            # This includes TimeoutError.
             message = f"cannot connect to port {self._endpoint[1]}: {type(error).__name__}"
             self._session.fail(self._request, message)
             self._session.data(self._stream, fin=True)

@@ -19,7 +19,8 @@ from sandbox.guest.cloudinit import GuestError, UserData
 from sandbox.guest.join import CONTROL_PLANE, WORKER, Join
 from sandbox.processes.pki import CA, KeyPair
 
-K3S_PORT, RKE2_PORT = 6443, 9345
+K3S_PORT = 6443
+RKE2_PORT = 9345
 _FLANNEL = "flannel-backend"
 
 
@@ -62,24 +63,24 @@ class Program:
 
 
 RKE2 = Program(
-    "rke2",
-    RKE2_PORT,
-    "v1.36.3+rke2r1",
-    re.compile(r"INSTALL_RKE2_VERSION=(\S+)"),
-    re.compile(r"start rke2-server\b"),
+    name="rke2",
+    port=RKE2_PORT,
+    image="v1.36.3+rke2r1",
+    version=re.compile(r"INSTALL_RKE2_VERSION=(\S+)"),
+    server=re.compile(r"start rke2-server\b"),
 )
 K3S = Program(
-    "k3s",
-    K3S_PORT,
-    "v1.36.3+k3s1",
-    re.compile(r"INSTALL_K3S_VERSION=(\S+)"),
-    re.compile(r"\bserver\s*(?:&&|$)|EXEC='server'"),
+    name="k3s",
+    port=K3S_PORT,
+    image="v1.36.3+k3s1",
+    version=re.compile(r"INSTALL_K3S_VERSION=(\S+)"),
+    server=re.compile(r"\bserver\s*(?:&&|$)|EXEC='server'"),
 )
 PROGRAMS = (RKE2, K3S)
 
 
 def join_of_rancher(user_data: UserData) -> Join | None:
-    """Return the parameters to join, None if the data is not for RKE2 or K3s. Raises GuestError."""
+    """Return the join parameters; None if the data is not for RKE2 or K3s. Raises `GuestError`."""
     for program in PROGRAMS:
         if program.file in user_data.files:
             return _parse_join(program, user_data)
@@ -105,16 +106,18 @@ def _parse_join(program: Program, user_data: UserData) -> Join:
         raise GuestError(f"{program.file}: server is required")
 
     if not any(program.server.search(command) for command in user_data.commands):
-        return Join(WORKER, address, token, "", version, program=program.name)
+        return Join(
+            role=WORKER, server=address, token=token, ca="", version=version, program=program.name
+        )
 
     join = Join(
-        CONTROL_PLANE,
-        address,
-        token,
-        "",
-        version,
-        _has_cni(config),
-        sans,
+        role=CONTROL_PLANE,
+        server=address,
+        token=token,
+        ca="",
+        version=version,
+        cni=_has_cni(config),
+        sans=sans,
         program=program.name,
         serves=not config.get("disable-apiserver"),
         stores=not config.get("disable-etcd"),

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 async def retry_until_available(call: Callable[[], Awaitable[_T]]) -> _T:
-    """Repeat a request while the API server is unavailable. Raises ApiError if it is refused."""
+    """Repeat a request while the API server is unavailable. Raises `ApiError` if it is refused."""
     while True:
         try:
             return await call()

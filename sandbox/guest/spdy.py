@@ -12,7 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 VERSION = 3
-SYN_STREAM, SYN_REPLY, RST_STREAM, PING, GOAWAY = 1, 2, 3, 6, 7
+SYN_STREAM = 1
+SYN_REPLY = 2
+RST_STREAM = 3
+PING = 6
+GOAWAY = 7
 FIN = 1
 _CONTROL = 0x80000000
 _HEAD = struct.Struct("!II")
@@ -102,18 +106,19 @@ Frame = Opened | Data | Reset | Ping | GoAway
 
 
 class Decoder:
-    """Decodes received bytes to frames, whatever the size of the received pieces."""
+    """Decodes a stream of bytes, received in pieces of any size, to frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._headers = zlib.decompressobj(zdict=DICTIONARY)
 
     def feed(self, received: bytes) -> Iterator[Frame]:
-        """Yield the frames that are complete. Raises SpdyError."""
+        """Yield the frames that are complete. Raises `SpdyError`."""
         self._buffer += received
         while len(self._buffer) >= _HEAD.size:
             first, second = _HEAD.unpack_from(self._buffer)
-            flags, length = second >> 24, second & 0xFFFFFF
+            flags = second >> 24
+            length = second & 0xFFFFFF
             if len(self._buffer) < _HEAD.size + length:
                 return
 
@@ -156,7 +161,8 @@ class Decoder:
         (count,) = struct.unpack_from("!I", text)
 
         # Names and values alternate, each with its length before it.
-        position, words = 4, []
+        position = 4
+        words = []
         for _ in range(2 * count):
             (length,) = struct.unpack_from("!I", text, position)
             words.append(text[position + 4 : position + 4 + length].decode())

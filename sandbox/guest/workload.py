@@ -36,7 +36,8 @@ PORT = 6443
 _AUTHORITY_SECONDS = 0.5
 DISK = "disk-"
 _NAME_FILE = "workload"
-_AUTHORITY_FILES, _CLIENTS_FILE = ("server-ca.crt", "server-ca.key"), "client-ca.crt"
+_AUTHORITY_FILES = ("server-ca.crt", "server-ca.key")
+_CLIENTS_FILE = "client-ca.crt"
 FLAGS = (
     # Nothing here would remove the taint that this plugin adds to new Nodes.
     "--disable-admission-plugins=TaintNodesByCondition",
@@ -130,8 +131,8 @@ class Workloads:
     async def serve(self, member: Member, join: Join) -> str:
         """Listen on a guest's address and return the URL of the API server behind it.
 
-        Raises ProcessError if the API server does not start, OSError if the guest cannot listen on
-        its address.
+        Raises `ProcessError` if the API server does not start, `OSError` if the guest cannot listen
+        on its address.
         """
         ca = join.authority
         assert ca is not None  # noqa: S101 - a control plane guest has one

@@ -95,7 +95,8 @@ class Admission:
 
     async def _handle_virtual_machine(self, request: web.Request) -> web.Response:
         review = await self._read_review(request)
-        vm, old = review["object"], review.get("oldObject")
+        vm = review["object"]
+        old = review.get("oldObject")
         settings = self._mutation_settings(vm["metadata"]["namespace"])
 
         denial = admission_rules.check_virtual_machine(vm, old, self._informers, settings)
@@ -143,7 +144,8 @@ class Admission:
 
     async def _handle_load_balancer(self, request: web.Request) -> web.Response:
         review = await self._read_review(request)
-        new, release = review["object"], self._config.release
+        new = review["object"]
+        release = self._config.release
 
         denial = admission_rules.check_load_balancer(
             new, review.get("oldObject"), self._informers, release

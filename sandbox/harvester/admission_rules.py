@@ -16,7 +16,7 @@ from caphv.api.object import Obj, at, being_deleted, dict_at, key_of, list_at
 from sandbox.harvester import guestbalancers, ippools, quotas
 from sandbox.harvester.informers import Informers, claim_templates, claims_of
 from sandbox.harvester.mutations import (
-    LEAST_MEMORY,
+    MIN_MEMORY,
     MutationSettings,
     guest_memory,
     interfaces_of,
@@ -166,7 +166,7 @@ def _uses_dhcp(load_balancer: Obj) -> bool:
 
 def _check_memory(vm: Obj, before: Obj | None, settings: MutationSettings) -> Denial | None:
     memory = guest_memory(vm, settings)
-    if memory is None or memory >= LEAST_MEMORY or not needs_resources(vm, before):
+    if memory is None or memory >= MIN_MEMORY or not needs_resources(vm, before):
         return None
     return Denial(f"guest memory is under the minimum requirement (10 Mi), final: {memory}")
 
@@ -188,7 +188,7 @@ def _interfaces(vm: Obj) -> list[Obj]:
 
 
 def _check_templates(vm: Obj) -> Denial | None:
-    """Deny claim templates that cannot be read or have no name, whatever their StorageClass."""
+    """Deny claim templates that cannot be parsed or have no name."""
     try:
         named = all(template["metadata"]["name"] for template in claim_templates(vm))
         reason = "" if named else "PVC name is required"
@@ -239,7 +239,7 @@ def _check_devices(vm: Obj, informers: Informers, release: Release) -> Denial | 
 
 
 def _check_pool_network(pool: Obj, informers: Informers) -> str:
-    """Return why the network of an IPPool is invalid; empty if it is valid."""
+    """Return the reason why the network of an IPPool is invalid; empty if it is valid."""
     name = at(pool, "spec", "selector", "network")
     if not name:
         return ""

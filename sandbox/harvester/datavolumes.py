@@ -1,8 +1,8 @@
-"""CDI: DataVolumes of images with backend `cdi` and of disks made of them, and their claims.
+"""CDI: DataVolumes of images with backend `cdi` and of disks created from them, and their claims.
 
 Harvester creates a DataVolume for each such image and disk. CDI creates the claim of the DataVolume
-with the modes that the StorageProfile of the class lists first, whatever the template of the VM
-says. A guest starts when its DataVolumes are complete. Harvester deletes a DataVolume with its
+with the modes that the StorageProfile of the class lists first, and ignores those of the VM's
+template. A guest starts when its DataVolumes are complete. Harvester deletes a DataVolume with its
 claim. docs/simulators.md has the sources.
 """
 
@@ -31,7 +31,8 @@ from sandbox.harvester.informers import Informers
 
 # The annotation of a claim with the uid of its DataVolume.
 CREATED_FOR = "cdi.kubevirt.io/createdForDataVolume"
-SUCCEEDED, IN_PROGRESS = "Succeeded", "CloneInProgress"
+SUCCEEDED = "Succeeded"
+IN_PROGRESS = "CloneInProgress"
 _WITHOUT_PROFILE: Obj = {"accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem"}
 
 
@@ -51,7 +52,8 @@ def image_volume(image: Obj, size: int) -> Obj:
 def disk_volume(namespace: str, template: Obj, image: Obj) -> Obj:
     """Return the DataVolume that clones an image for a claim of a VM's templates."""
     # The claim of an image has the image's name.
-    image_key, spec = key_of(image), template["spec"]
+    image_key = key_of(image)
+    spec = template["spec"]
     source = {"pvc": {"namespace": image_key.namespace, "name": image_key.name}}
     return _data_volume(
         Key(namespace, template["metadata"]["name"]),
@@ -109,7 +111,8 @@ class DataVolumes:
         if phase == SUCCEEDED:
             return None
 
-        time_now, duration = time.monotonic(), self._config.import_seconds
+        time_now = time.monotonic()
+        duration = self._config.import_seconds
         remaining = self._start_times.setdefault(uid_of(volume), time_now) + duration - time_now
         if remaining <= 0:
             self._start_times.pop(uid_of(volume), None)
@@ -122,7 +125,8 @@ class DataVolumes:
         return Result(requeue_after=min(remaining, duration / 2))
 
     async def _create_claim(self, volume: Obj) -> None:
-        metadata, spec = volume["metadata"], volume["spec"]["storage"]
+        metadata = volume["metadata"]
+        spec = volume["spec"]["storage"]
         owner = _owner(kinds.DATA_VOLUMES, volume)
 
         # CDI takes the modes that the DataVolume names, and adds the missing ones.

@@ -24,7 +24,7 @@ _VM_SPEC = ("spec", "template", "spec")
 def denial_reason(
     vm: Obj, old: Obj, storage_class: Callable[[str], Obj | None], release: Release
 ) -> str:
-    """Return why Harvester refuses the sizes of disks; empty if it accepts them.
+    """Return the reason for which Harvester denies the sizes of disks; empty if it accepts them.
 
     :param storage_class: returns the StorageClass of a name, None if there is none
     """
@@ -64,7 +64,8 @@ def instance_patch(vm: Obj, vmi: Obj, claims: Mapping[str, Obj], release: Releas
     :param claims: the claims of the VM by name
     """
     spec = vmi["spec"]
-    volumes, disks = list(spec.get("volumes") or ()), list(at(spec, "domain", "devices", "disks"))
+    volumes = list(spec.get("volumes") or ())
+    disks = list(at(spec, "domain", "devices", "disks"))
     present = {volume["name"] for volume in volumes}
     # KubeVirt leaves declared volumes alone while it replaces some by a migration.
     if release.attaches_from_spec and at(vm, "spec", "updateVolumesStrategy") != "Migration":

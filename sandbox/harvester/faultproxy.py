@@ -88,7 +88,7 @@ class FaultProxy:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[FaultProxy]:
-        """Listen inside the block. Raises OSError if the address is in use."""
+        """Listen inside the block. Raises `OSError` if the address is in use."""
         connector = aiohttp.TCPConnector(limit=0, ssl=self._client_tls)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
         # Forward compressed responses unchanged.

@@ -17,7 +17,9 @@ from caphv.runtime.errors import AlreadyExists, NotFound
 from sandbox.harvester import fault_actions, kinds
 from sandbox.harvester.fault_actions import FaultError
 
-NAMESPACE, NAME, FIELD = "harvester-system", "caphv-sandbox-faults", "faults"
+NAMESPACE = "harvester-system"
+NAME = "caphv-sandbox-faults"
+FIELD = "faults"
 
 VM = "NAMESPACE/VM"
 

@@ -23,7 +23,8 @@ CLUSTER_OF_BALANCER = "cloudprovider.harvesterhci.io/cluster"
 
 # The labels of a VM and its instance with the cluster of the guest, and with their creator.
 CLUSTER_OF_VM = "guestcluster.harvesterhci.io/name"
-CREATOR, NODE_DRIVER = "harvesterhci.io/creator", "docker-machine-driver-harvester"
+CREATOR = "harvesterhci.io/creator"
+NODE_DRIVER = "docker-machine-driver-harvester"
 
 # The annotation of a VM that is being removed with its disks.
 ON_REMOVAL = "harvesterhci.io/removeAllPersistentVolumeClaims"
@@ -35,7 +36,7 @@ def is_guest(load_balancer: Obj) -> bool:
 
 
 def denial_reason(load_balancer: Obj, vms: Iterable[Obj], release: Release) -> str:
-    """Return why the webhook denies a new LoadBalancer of a guest; empty if it does not.
+    """Return the reason for which the webhook denies a guest's new LoadBalancer; empty if none.
 
     `vms` are the VMs in the namespace of the LoadBalancer.
     """

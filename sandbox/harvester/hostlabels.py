@@ -26,7 +26,8 @@ def topology_changes(vmi: Obj, labels: dict[str, str], host: Obj | None) -> dict
     if labels.get(CREATOR) != NODE_DRIVER or host is None:
         return {}
 
-    current, expected = annotations_of(vmi), labels_of(host)
+    current = annotations_of(vmi)
+    expected = labels_of(host)
     return {
         name: expected.get(name) for name in _TOPOLOGY if current.get(name) != expected.get(name)
     }

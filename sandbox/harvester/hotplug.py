@@ -12,13 +12,14 @@ from caphv.api.object import Obj, at, dict_at, list_at
 from sandbox.harvester import kinds
 from sandbox.harvester.quantities import parse_quantity
 
-CPU_CHANGE, MEMORY_CHANGE = "HotVCPUChange", "HotMemoryChange"
+CPU_CHANGE = "HotVCPUChange"
+MEMORY_CHANGE = "HotMemoryChange"
 ANNOTATION = "harvesterhci.io/enableCPUAndMemoryHotplug"
 
 _GUEST = ("spec", "template", "spec", "domain", "memory", "guest")
 _CHANGES = (CPU_CHANGE, MEMORY_CHANGE)
 _BLOCK = 2 * 1024**2
-_LEAST = 1024**3
+_MIN_MEMORY = 1024**3
 
 
 def is_enabled(vm: Obj) -> bool:
@@ -28,8 +29,12 @@ def is_enabled(vm: Obj) -> bool:
 
 
 def denial_reason(domain: Obj) -> str:
-    """Return why KubeVirt refuses the CPU and memory of a VM (`validateLiveUpdateFeatures`)."""
-    cpu, memory = domain.get("cpu") or {}, domain.get("memory") or {}
+    """Return the reason for which KubeVirt denies CPU and memory; empty if it accepts them.
+
+    Modelled after `validateLiveUpdateFeatures`.
+    """
+    cpu = domain.get("cpu") or {}
+    memory = domain.get("memory") or {}
     if 0 < int(cpu.get("maxSockets") or 0) < int(cpu.get("sockets") or 0):
         return "Number of sockets in CPU topology is greater than the maximum sockets allowed"
     return _memory_problem(memory) if memory.get("maxGuest") else ""
@@ -41,7 +46,7 @@ def _memory_problem(memory: Obj) -> str:
         return "Guest memory is greater than the configured maxGuest memory"
     if guest % _BLOCK or most % _BLOCK:
         return "Guest memory must be 2Mi aligned"
-    if guest < _LEAST:
+    if guest < _MIN_MEMORY:
         return "Memory hotplug is only available for VMs with at least 1Gi of guest memory"
     return ""
 
@@ -54,13 +59,14 @@ def request_patch(vm: Obj, vmi: Obj) -> Obj:
     if needs_restart(vm, vmi) or is_changing(vmi):
         return {}
 
-    wanted, present = _sizes(vm["spec"]["template"]["spec"]), _sizes(vmi["spec"])
+    sockets, memory = _sizes(vm["spec"]["template"]["spec"])
+    present_sockets, present_memory = _sizes(vmi["spec"])
     domain: Obj = {}
     conditions = list(list_at(vmi, "status", "conditions"))
-    if wanted[0] != present[0]:
-        domain["cpu"] = {"sockets": wanted[0]}
+    if sockets != present_sockets:
+        domain["cpu"] = {"sockets": sockets}
         conditions.append(kinds.condition(CPU_CHANGE, True))
-    if wanted[1] != present[1]:
+    if memory != present_memory:
         domain["memory"] = {"guest": at(vm, *_GUEST)}
         conditions.append(kinds.condition(MEMORY_CHANGE, True))
     return {"spec": {"domain": domain}, "status": {"conditions": conditions}} if domain else {}

@@ -93,7 +93,8 @@ class Images:
             obj["parameters"] = {**obj["parameters"], "backingImage": f"vmi-{uid_of(image)}"}
             await self._informers.client.create(STORAGE_CLASSES, kinds.typed(STORAGE_CLASSES, obj))
 
-        time_now, duration = time.monotonic(), self._config.import_seconds
+        time_now = time.monotonic()
+        duration = self._config.import_seconds
         remaining = self._start_times.setdefault(uid_of(image), time_now) + duration - time_now
         if remaining <= 0:
             self._start_times.pop(uid_of(image), None)
@@ -115,7 +116,8 @@ class Images:
     async def _report_failure(self, key: Key, image: Obj, error: str) -> Result | None:
         """Report a failed attempt, and begin the next one unless the limit is reached."""
         # As `failStateTransit` in pkg/image/common/operator.go of harvester v1.9.0-rc6.
-        failed, retry = (at(image, "status", "failed") or 0) + 1, image["spec"].get("retry", 3)
+        failed = (at(image, "status", "failed") or 0) + 1
+        retry = image["spec"].get("retry", 3)
         attempt = f"retry attempted {failed - 1}/{retry} " if failed > 1 else ""
         message = f"{attempt}failed due to error: {error}"
         exceeded = failed > retry
@@ -172,8 +174,9 @@ def _is_reachable(image: Obj) -> bool:
 
 
 def _download_error(image: Obj) -> str:
-    """Return why the download of an image fails, empty if it succeeds."""
-    url, checksum = image["spec"].get("url") or "", image["spec"].get("checksum") or ""
+    """Return the error of the download of an image; empty if it succeeds."""
+    url = image["spec"].get("url") or ""
+    checksum = image["spec"].get("checksum") or ""
     if not _is_reachable(image):
         return f'Head "{url}": dial tcp: lookup {urlsplit(url).hostname}: no such host'
     actual = content_checksum(url)

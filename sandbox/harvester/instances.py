@@ -85,7 +85,7 @@ def waiting_patch(vmi: Obj, message: str, *, exists: bool) -> Obj:
 
 
 def describe_refusal(devices: list[str]) -> str:
-    """Return why KubeVirt creates no Pod for devices that its configuration lacks.
+    """Return the reason why KubeVirt creates no Pod: its configuration lacks these devices.
 
     Modelled after `validatePermittedHostDevices` in pkg/virt-controller/services/renderresources.go
     of kubevirt v1.8.3.

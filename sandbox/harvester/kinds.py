@@ -57,7 +57,8 @@ NETWORK_DHCP = "sandbox.caphv.io/dhcp"
 
 # The labels of networks with their cluster network and type.
 NETWORK_GROUP = "network.harvesterhci.io"
-NETWORK_CLUSTER_NETWORK, NETWORK_TYPE = f"{NETWORK_GROUP}/clusternetwork", f"{NETWORK_GROUP}/type"
+NETWORK_CLUSTER_NETWORK = f"{NETWORK_GROUP}/clusternetwork"
+NETWORK_TYPE = f"{NETWORK_GROUP}/type"
 OVERLAY = "OverlayNetwork"
 MANAGED_TAP = "managedtap"
 MANAGEMENT_NETWORK = "mgmt"
@@ -65,7 +66,7 @@ MANAGEMENT_NETWORK = "mgmt"
 # The label of the hosts of the management network.
 CLUSTER_NETWORK = f"{NETWORK_GROUP}/{MANAGEMENT_NETWORK}"
 
-# Phases of an instance that has no Pod any more.
+# Phases of an instance that no longer has a Pod.
 ENDED_PHASES = ("Failed", "Succeeded")
 
 # Finalizers of VMs, by KubeVirt and by Harvester's load balancer controller.
@@ -73,7 +74,8 @@ VM_FINALIZER = "kubevirt.io/virtualMachineControllerFinalize"
 VM_GUARD = "wrangler.cattle.io/harvester-lb-vm-controller"
 
 # The Deployment of that controller, in namespace `SYSTEM`.
-SYSTEM, BALANCER_CONTROLLER = "harvester-system", "harvester-load-balancer"
+SYSTEM = "harvester-system"
+BALANCER_CONTROLLER = "harvester-load-balancer"
 
 
 def typed(resource: Resource, obj: Obj) -> Obj:

@@ -1,7 +1,7 @@
 """kube-vip: assigns addresses to Services of type LoadBalancer and carries their traffic.
 
-A Service with `0.0.0.0` gets its address by DHCP on the first network. A Service that asks for no
-address any more keeps the one it has. A Service without a LoadBalancer of the same name has no
+A Service with `0.0.0.0` gets its address by DHCP on the first network. A Service that no longer
+asks for an address keeps the one it has. A Service without a LoadBalancer of the same name has no
 backends, so nothing listens on its address yet.
 """
 
@@ -43,7 +43,8 @@ class KubeVip:
         await self._controller.run()
 
     async def _reconcile(self, key: Key) -> None:
-        service, holder = self._informers.services.get(*key), f"service {key}"
+        service = self._informers.services.get(*key)
+        holder = f"service {key}"
         request = "" if service is None else _requested_address(service)
         if service is None or not request:
             self._addresses.release(holder)

@@ -77,7 +77,7 @@ class LoadBalancers:
             self._controller.enqueue(change.key)
 
     def _enqueue_for_instance(self, change: Change) -> None:
-        # The old labels count, too, because a change of labels may end the selection.
+        # Check the old labels as well, because a change of labels may end the selection.
         vmis = [vmi for vmi in (change.old, change.new) if vmi is not None]
         for load_balancer in self._informers.load_balancers.store.by_index(
             "namespace", change.key.namespace
@@ -87,7 +87,8 @@ class LoadBalancers:
 
     def _enqueue_for_pool(self, change: Change) -> None:
         # Harvester recounts when the ranges change, not when addresses are allocated.
-        old, new = change.old, change.new
+        old = change.old
+        new = change.new
         if new is not None and (old is None or old["spec"] != new["spec"]):
             self._pool_controller.enqueue(change.key)
 
@@ -358,7 +359,8 @@ def _changes_pool(load_balancer: Obj) -> bool:
     Modelled after `pkg/controller/loadbalancer/controller.go`.
     """
     spec = load_balancer["spec"]
-    target, current = spec.get("ipPool"), _allocated_address(load_balancer).get("ipPool")
+    target = spec.get("ipPool")
+    current = _allocated_address(load_balancer).get("ipPool")
     return spec.get("ipam") != "dhcp" and bool(target and current) and target != current
 
 

@@ -23,9 +23,10 @@ from sandbox.harvester.migration import Eviction
 DRAIN_REQUESTED = "harvesterhci.io/drain-requested"
 DRAIN_FORCED = "harvesterhci.io/drain-forced"
 STATUS = "harvesterhci.io/maintain-status"
-RUNNING, COMPLETED = "running", "completed"
+RUNNING = "running"
+COMPLETED = "completed"
 HALTED = "Halted"
-# Of `upgrade_node.sh`: the taint with which KubeVirt migrates VMs from a host.
+# The taint from `upgrade_node.sh`, with which KubeVirt migrates VMs from a host.
 DRAIN_TAINT = {"key": "kubevirt.io/drain", "value": "draining", "effect": "NoSchedule"}
 # Asks this simulator to halt VMs as the job `pre-drain` of an upgrade does.
 UPGRADE_REQUESTED = "simulator.caphv.io/upgrade"

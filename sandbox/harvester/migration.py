@@ -84,7 +84,8 @@ def non_migratable(
 
 
 def _obstacles(vmi: Obj, targets: Iterable[Obj]) -> Iterable[str]:
-    disks, volumes = _devices(vmi).get("disks") or (), vmi["spec"].get("volumes") or ()
+    disks = _devices(vmi).get("disks") or ()
+    volumes = vmi["spec"].get("volumes") or ()
     if any("cdrom" in disk for disk in disks) or any("containerDisk" in v for v in volumes):
         yield "CD-ROM or container disk"
 

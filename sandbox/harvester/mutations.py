@@ -18,7 +18,7 @@ from sandbox.harvester.releases import NEWEST_STABLE, MaxSockets, Release, relea
 
 TERMINATION_GRACE_SECONDS = 120
 RESERVED_MEMORY = 100 * 1024**2
-LEAST_MEMORY = 10 * 1024**2
+MIN_MEMORY = 10 * 1024**2
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 

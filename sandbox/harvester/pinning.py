@@ -14,7 +14,7 @@ from sandbox.harvester.quantities import parse_quantity
 
 
 def denial_reason(domain: Obj) -> str:
-    """Return why KubeVirt refuses the domain of a VM; empty if it does not."""
+    """Return the reasons for which KubeVirt denies the domain of a VM; empty if it accepts it."""
     return "; ".join(_reasons(domain))
 
 

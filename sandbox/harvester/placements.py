@@ -19,11 +19,11 @@ class Placements:
         if host:
             cpu, memory = quantities.demand(vmi["spec"])
             self._by_vm[key] = scheduling.Placement(
-                host,
-                key.namespace,
-                labels_of(vmi),
-                cpu,
-                memory,
+                host=host,
+                namespace=key.namespace,
+                labels=labels_of(vmi),
+                cpu=cpu,
+                memory=memory,
                 devices=quantities.devices(vmi["spec"]),
             )
 
@@ -43,7 +43,8 @@ class Placements:
 
         Return "" if no host fits.
         """
-        key, source = key_of(vm), instances.host_of(vmi)
+        key = key_of(vm)
+        source = instances.host_of(vmi)
         others = [placement for other, placement in self._by_vm.items() if other != key]
         hosts = [host for host in self._informers.hosts.store if host["metadata"]["name"] != source]
         target = scheduling.choose_host(vm, hosts, others)
@@ -51,6 +52,6 @@ class Placements:
         return target
 
     def explain_no_host(self, vm: Obj) -> str:
-        """Return why no host can run a VM, as kube-scheduler reports it."""
+        """Return the reason why no host can run a VM, as kube-scheduler reports it."""
         hosts = list(self._informers.hosts.store)
         return scheduling.explain_no_host(vm, hosts, self._by_vm.values())

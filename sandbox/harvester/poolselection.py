@@ -44,7 +44,7 @@ def select_pool(load_balancer: Obj, pools: Iterable[Obj], release: Release) -> s
     requirement = requirement_of(load_balancer, release)
     by_name = sorted(pools, key=lambda pool: pool["metadata"]["name"])
 
-    # A strict match wins over a loose one, whatever their priorities.
+    # A strict match wins over a loose one, even over one with a higher priority.
     if name := _best_pool(by_name, requirement, release, loose=False):
         return name
     if is_guest(load_balancer) and release.matches_loosely:
@@ -76,7 +76,7 @@ def _best_pool(
 
     if not priorities:
         return global_pool
-    # Of several pools with the highest priority, `max` returns the first one.
+    # `max` returns the first of several pools with the highest priority.
     return max(priorities, key=lambda name: priorities[name])
 
 

@@ -42,6 +42,14 @@ class HealthCheck:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """The task that probes one backend with a check."""
+
+    check: HealthCheck
+    task: asyncio.Task[None]
+
+
 class Prober:
     """Probes the backends of all load balancers.
 
@@ -59,7 +67,7 @@ class Prober:
         self._answers = answers
         self._on_change = on_change
         self._scale = scale
-        self._workers: dict[tuple[Key, str], tuple[HealthCheck, asyncio.Task[None]]] = {}
+        self._workers: dict[tuple[Key, str], _Worker] = {}
         self._healthy: set[tuple[Key, str]] = set()
 
     def ensure(self, key: Key, check: HealthCheck | None, backends: Iterable[str]) -> list[str]:
@@ -71,24 +79,25 @@ class Prober:
 
         # Stop the workers of former backends, and the workers whose check has changed.
         checks = dict.fromkeys(addresses, check) if check else {}
-        for worker in [worker for worker in self._workers if worker[0] == key]:
-            if checks.get(worker[1]) != self._workers[worker][0]:
-                self._workers.pop(worker)[1].cancel()
-            if worker[1] not in addresses:
-                self._healthy.discard(worker)
+        for backend in [backend for backend in self._workers if backend[0] == key]:
+            _, address = backend
+            if checks.get(address) != self._workers[backend].check:
+                self._workers.pop(backend).task.cancel()
+            if address not in addresses:
+                self._healthy.discard(backend)
         if check is None:
             return addresses
 
         for address in addresses:
             if (key, address) not in self._workers:
                 task = asyncio.create_task(self._probe(key, address, check))
-                self._workers[key, address] = check, task
+                self._workers[key, address] = _Worker(check, task)
         return [address for address in addresses if (key, address) in self._healthy]
 
     def close(self) -> None:
         """Stop all probes."""
-        for _, task in self._workers.values():
-            task.cancel()
+        for worker in self._workers.values():
+            worker.task.cancel()
         self._workers.clear()
 
     async def _probe(self, key: Key, address: str, check: HealthCheck) -> None:

@@ -52,7 +52,7 @@ def demand(spec: Obj) -> tuple[float, float]:
 def devices(spec: Obj) -> Counter[str]:
     """Return the devices of its host that an instance requests, by the name of their resource.
 
-    Bytes of huge pages count as devices, too: the scheduler knows only names and numbers.
+    Bytes of huge pages count as devices, because the scheduler knows only names and numbers.
     """
     requested = dict_at(spec, "domain", "devices")
     kinds = (requested.get("hostDevices") or (), requested.get("gpus") or ())

@@ -32,7 +32,7 @@ def start_shortage(vm: Obj, informers: Informers) -> str:
 
 
 def cpu_or_memory_shortage(vm: Obj, informers: Informers) -> str:
-    """Return what the quota lacks for the Pod of a VM; empty for nothing."""
+    """Return the resources that the quota lacks for the Pod of a VM; empty if it suffices."""
     namespace = vm["metadata"]["namespace"]
     instances = {
         key_of(vmi): vmi["spec"]

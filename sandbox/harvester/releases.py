@@ -72,7 +72,7 @@ class Release:
     # Remove `cpumanager`, a label of hosts, from the affinity of VMs.
     drops_cpu_manager: bool = True
 
-    # Request GPUs of VMs as host devices, which vGPUs are, too.
+    # Request GPUs of VMs as host devices, which include vGPUs.
     moves_gpus: bool = True
 
     # Name the StorageClass of an image after the uid of the image instead of its name.

@@ -76,13 +76,14 @@ def choose_host(vm: Obj, hosts: Iterable[Obj], placements: Iterable[Placement]) 
 
 
 def explain_no_host(vm: Obj, hosts: Iterable[Obj], placements: Iterable[Placement]) -> str:
-    """Return why no host can run a VM, as kube-scheduler writes it.
+    """Return why no host can run a VM, as kube-scheduler reports it.
 
-    It counts the hosts of each reason. A host has the reasons of the first filter that it does not
-    pass, and lacks a device, too, if it has no such device at all.
+    Each host counts for the first filter that rejects it. A missing device counts as an
+    insufficient one.
     """
     spec = vm["spec"]["template"]["spec"]
-    hosts, placements = list(hosts), list(placements)
+    hosts = list(hosts)
+    placements = list(placements)
     reasons: Counter[str] = Counter()
     for host in hosts:
         # A host without another reason has a VM that this one avoids.
@@ -156,7 +157,8 @@ def matches_host(spec: Obj, labels: Mapping[str, str]) -> bool:
 
 
 def _matches_expression(entry: Obj, labels: Mapping[str, str]) -> bool:
-    value, values = labels.get(entry["key"]), list(entry.get("values") or ())
+    value = labels.get(entry["key"])
+    values = list(entry.get("values") or ())
     checks: dict[str, Callable[[], bool]] = {
         "In": lambda: value in values,
         "NotIn": lambda: value not in values,
@@ -189,7 +191,7 @@ def _preference_weight(spec: Obj, labels: Mapping[str, str]) -> float:
 
 
 def _rejections(spec: Obj, host: Obj, placements: Iterable[Placement]) -> list[str]:
-    """Return why a host cannot run a VM, whatever other VMs it avoids; empty if it can."""
+    """Return the reasons why a host cannot run a VM, regardless of the VMs that it avoids."""
     if at(host, "spec", "unschedulable"):
         return ["node(s) were unschedulable"]
     if not is_usable(host, spec):

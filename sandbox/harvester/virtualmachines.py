@@ -44,7 +44,11 @@ class VirtualMachines:
         self._placements = Placements(informers)
         self._deadlines = Deadlines()
         self._running = RunningInstances(
-            informers, config, self._volumes, self._placements, self._deadlines
+            informers=informers,
+            config=config,
+            volumes=self._volumes,
+            placements=self._placements,
+            deadlines=self._deadlines,
         )
         self._controller = Controller("virtualmachines", self._reconcile, concurrency=32)
 
@@ -97,7 +101,8 @@ class VirtualMachines:
     # Reconcile
 
     async def _reconcile(self, key: Key) -> Result | None:
-        vm, vmi = self._informers.vms.get(*key), self._informers.vmis.get(*key)
+        vm = self._informers.vms.get(*key)
+        vmi = self._informers.vmis.get(*key)
         self._waiting.discard(key)
 
         if vmi is not None and self._is_lost(vmi):

@@ -53,7 +53,7 @@ def check_backup(backup: Obj, informers: Informers, config: SimulatorConfig) -> 
 
 
 def _volume_problem(vm: Obj, claim_name: str, kind: str, informers: Informers) -> str:
-    """Return why the volume of a claim cannot be backed up, empty if it can."""
+    """Return the reason why the volume of a claim cannot be backed up; empty if it can."""
     namespace = key_of(vm).namespace
     claim = informers.claims.get(namespace, claim_name)
     if claim is None:

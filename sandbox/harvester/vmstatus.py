@@ -11,9 +11,13 @@ from sandbox.harvester import instances, kinds
 from sandbox.harvester.informers import Informers
 
 # Values of `printableStatus` in the VM's status.
-STARTING, RUNNING, MIGRATING = "Starting", "Running", "Migrating"
-STOPPING, STOPPED = "Stopping", "Stopped"
-UNSCHEDULABLE, NO_CLAIM = "ErrorUnschedulable", "ErrorPvcNotFound"
+STARTING = "Starting"
+RUNNING = "Running"
+MIGRATING = "Migrating"
+STOPPING = "Stopping"
+STOPPED = "Stopped"
+UNSCHEDULABLE = "ErrorUnschedulable"
+NO_CLAIM = "ErrorPvcNotFound"
 
 # A shorter start or migration is not worth a status write.
 UNREPORTED_SECONDS = 1.0

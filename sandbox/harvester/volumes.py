@@ -74,7 +74,8 @@ class Volumes:
         claims = [self._informers.claims.get(namespace, name) for name in claims_of(vm)]
         bound = [claim for claim in claims if claim and _is_bound(claim)]
         for name, size in disks.larger_claims(vm, bound).items():
-            key, requests = Key(namespace, name), {"storage": size}
+            key = Key(namespace, name)
+            requests = {"storage": size}
             request = {"spec": {"resources": {"requests": requests}}}
             # Kubernetes refuses classes that do not allow it.
             with contextlib.suppress(NotFound, Forbidden):
@@ -93,7 +94,9 @@ class Volumes:
 
     def _pending_claims(self, vm: Obj, retry_after: float | None = None) -> Pending:
         namespace = vm["metadata"]["namespace"]
-        missing, unbound, unfilled = [], [], []
+        missing = []
+        unbound = []
+        unfilled = []
         for name in claims_of(vm):
             claim = self._informers.claims.get(namespace, name)
             if claim is None:

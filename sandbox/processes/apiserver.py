@@ -90,7 +90,7 @@ class Etcd:
         self.process: Process | None = None
 
     async def start(self, pass_fds: Sequence[int] = ()) -> None:
-        """Start etcd. `pass_fds` stay open while it runs. Raises ProcessError."""
+        """Start etcd. `pass_fds` stay open while it runs. Raises `ProcessError`."""
         command: list[str | Path] = [
             binary("etcd"),
             "--name=sandbox",
@@ -189,7 +189,7 @@ class ApiServer:
     async def start(self) -> None:
         """Start the server with the data of earlier runs, and wait until it is ready.
 
-        Raises ProcessError.
+        Raises `ProcessError`.
         """
         for _ in range(PORT_ATTEMPTS):
             # Another process may take the port until the server binds it.

@@ -152,7 +152,8 @@ def plain_report(write: Report | None = None, every: float = LOG_EVERY_SECONDS) 
     def report(name: str, step: str, done: int, total: int) -> None:
         estimate.add(name, done, total)
         if steps.get(name) != step or time.monotonic() >= due[name]:
-            steps[name], due[name] = step, time.monotonic() + every
+            steps[name] = step
+            due[name] = time.monotonic() + every
             remaining = estimate.remaining if total else ""
             step_text = f"{step} ({remaining})" if remaining else step
             (write or _log_progress)(name, step_text, done, total)
@@ -164,7 +165,8 @@ class Estimate:
     """An estimate of the time for several builds, from the packages that are compiled so far."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._started = clock, clock()
+        self._clock = clock
+        self._started = clock()
         self._done: dict[str, tuple[int, int]] = {}
 
     def add(self, name: str, done: int, total: int) -> None:
@@ -236,7 +238,7 @@ def cluster_api_manifests(
 
 
 def prepare(report: Report | None = None, *, further: Sequence[str] = ()) -> None:
-    """Find or build everything that a sandbox runs, and `further` programs. Raises BuildError."""
+    """Find or build everything that a sandbox runs, and `further` programs. Raises `BuildError`."""
     report = report or plain_report()
     recipes = RECIPES | {name: KUBEADM[name] for name in further}
     missing = [

@@ -81,7 +81,8 @@ def start(
 
     `pass_fds` stay open while the process runs. Its timers may expire `timer_slack` seconds late.
     """
-    log, words = log_file(folder, name), tuple(str(part) for part in command)
+    log = log_file(folder, name)
+    words = tuple(str(part) for part in command)
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     # Start a new session, because Ctrl-C in the caller's terminal must not stop the sandbox.
@@ -96,7 +97,7 @@ def start(
             start_new_session=True,
             pass_fds=pass_fds,
         )
-    return Process(name, child.pid, log, words, dict(env or {}))
+    return Process(name=name, pid=child.pid, log=log, command=words, env=dict(env or {}))
 
 
 async def wait_ready(
@@ -104,7 +105,7 @@ async def wait_ready(
 ) -> None:
     """Wait until `probe` is true.
 
-    Raises ProcessError if the process exits first, or is not ready after `timeout` seconds.
+    Raises `ProcessError` if the process exits first, or is not ready after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     while not await probe():

@@ -85,7 +85,11 @@ class GarbageCollector:
         version = next(entry["name"] for entry in spec["versions"] if entry["storage"])
         names = spec["names"]
         resource = Resource(
-            spec["group"], version, names["plural"], names["kind"], spec["scope"] == "Namespaced"
+            group=spec["group"],
+            version=version,
+            plural=names["plural"],
+            kind=names["kind"],
+            namespaced=spec["scope"] == "Namespaced",
         )
 
         if change.new is not None:
@@ -159,7 +163,7 @@ class GarbageCollector:
             log.info("deleting %s %s with its owner", resource.kind, key_of(obj))
             await self._delete(resource, obj)
         elif len(existing) < len(owners):
-            # kube-controller-manager does so, too, and `clusterctl move` follows the references.
+            # As kube-controller-manager does; `clusterctl move` follows the references.
             await self._patch_metadata(resource, obj, {"ownerReferences": existing})
 
     async def _is_deleted(self, owner: Obj, dependent: Obj) -> bool:

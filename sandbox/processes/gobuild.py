@@ -101,7 +101,7 @@ def go_mod(recipe: Recipe, upstream: str = "") -> str:
 def build(recipe: Recipe, output: Path, cache: Path, report: Report) -> None:
     """Build a recipe into `output`, with Go from `cache` if the machine has none.
 
-    Raises BuildError.
+    Raises `BuildError`.
     """
     go = Go.find(cache, report)
     with tempfile.TemporaryDirectory(prefix="caphv-build-") as scratch:
@@ -114,12 +114,9 @@ def build(recipe: Recipe, output: Path, cache: Path, report: Report) -> None:
 
         packages = _count_packages(go, recipe, folder, report)
         # Leave out debug information, because the linker would drop it.
-        flags = [
-            "-v",
-            "-trimpath",
-            "-gcflags=all=-dwarf=false",
-            f"-ldflags={' '.join(['-s -w', *(f'-X {item}' for item in recipe.variables)])}",
-        ]
+        variables = [f"-X {item}" for item in recipe.variables]
+        ldflags = " ".join(["-s -w", *variables])
+        flags = ["-v", "-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags={ldflags}"]
         command = ["build", *recipe.tag_flags, *flags, f"-o={output}", recipe.package]
         # With -v, go prints a line for each package that it compiled.
         for done, _ in enumerate(go.lines(command, folder, recipe), 1):
@@ -128,7 +125,7 @@ def build(recipe: Recipe, output: Path, cache: Path, report: Report) -> None:
 
 
 def module_folder(recipe: Recipe, cache: Path, report: Report) -> Path:
-    """Return the folder with the unpacked sources of a recipe's module. Raises BuildError."""
+    """Return the folder with the unpacked sources of a recipe's module. Raises `BuildError`."""
     go = Go.find(cache, report)
     with tempfile.TemporaryDirectory(prefix="caphv-build-") as scratch:
         return Path(go.download(recipe, Path(scratch))["Dir"])
@@ -142,7 +139,7 @@ class Go:
 
     @classmethod
     def find(cls, cache: Path, report: Report) -> "Go":
-        """Take Go from PATH, or from the cache, or install it there. Raises BuildError."""
+        """Take Go from PATH, or from the cache, or install it there. Raises `BuildError`."""
         on_path = shutil.which("go")
         if on_path and _go_version(Path(on_path)) >= OLDEST_GO:
             return cls(Path(on_path))
@@ -174,7 +171,7 @@ class Go:
     ) -> Iterator[str]:
         """Run go in `folder` and yield the lines of stderr, or of stdout, as they come.
 
-        Raises BuildError.
+        Raises `BuildError`.
         """
         # The other stream is a file, because go would block on a full pipe that nothing reads.
         with (folder / "other-output").open("w+") as other:

@@ -46,7 +46,7 @@ def claim() -> Iterator[tuple[ipaddress.IPv4Network, socket.socket]]:
 def reclaim(network: str) -> Iterator[socket.socket]:
     """Lend the socket that claims a given network again.
 
-    Raises NoNetworkError if another sandbox has claimed it meanwhile.
+    Raises `NoNetworkError` if another sandbox has claimed it meanwhile.
     """
     with socket.socket() as holder:
         try:

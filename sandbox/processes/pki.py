@@ -105,8 +105,8 @@ class CA:
 
 def _authority_key_identifier(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:
     """Return the identifier that the issuer gives its key."""
-    # Read the identifier if it exists, because CAs made by Go 1.25 and later do not compute it with
-    # SHA-1.
+    # Read the identifier if it exists, because CAs created by Go 1.25 and later do not compute it
+    # with SHA-1.
     try:
         identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     except x509.ExtensionNotFound:

@@ -28,7 +28,7 @@ class TcpProxy:
         self._connections: set[_Inbound] = set()
 
     async def start(self) -> None:
-        """Listen. Raises OSError if address and port are in use."""
+        """Listen. Raises `OSError` if address and port are in use."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Inbound(self), *self.listen)
 

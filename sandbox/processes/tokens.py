@@ -73,7 +73,8 @@ class TokenController:
             await self._fill(secret, account)
 
     async def _fill(self, secret: Obj, account: Obj) -> None:
-        namespace, name = secret["metadata"]["namespace"], secret["metadata"]["name"]
+        namespace = secret["metadata"]["namespace"]
+        name = secret["metadata"]["name"]
         # The server accepts the token only while this Secret exists.
         bound = {"apiVersion": "v1", "kind": "Secret", "name": name, "uid": uid_of(secret)}
         request = {

@@ -18,7 +18,8 @@ import yaml
 from caphv.api.object import Obj
 
 _BRANCH = "main"
-_SOURCE, _FLEET = "clusters.git", "fleet.git"
+_SOURCE = "clusters.git"
+_FLEET = "fleet.git"
 
 
 class SyncError(Exception):
@@ -58,7 +59,7 @@ class GitOps:
     async def sync(self) -> Obj:
         """Render the definitions into manifests and bundles, and apply the manifests.
 
-        Returns the result of the command. Raises SyncError.
+        Returns the result of the command. Raises `SyncError`.
         """
         remotes = [
             f"--{option}=file://{self._folder / name}"

@@ -59,7 +59,8 @@ class Scenario:
         self.folder = folder
         self.spec = spec
         self.timeout = timeout
-        self._control_planes, self._workers = spec.control_planes, spec.workers
+        self._control_planes = spec.control_planes
+        self._workers = spec.workers
         self.on_change: Callable[[], None] = lambda: None
         """Called when the view changes."""
         self._gitops = GitOps(folder)
@@ -95,7 +96,10 @@ class Scenario:
             await self.harvester.close()
 
     async def run(self) -> None:
-        """Run all steps, which need several control plane machines. Raises ScenarioError."""
+        """Run all steps, which need several control plane machines.
+
+        Raises `ScenarioError` if a step fails.
+        """
         await self.define()
         await self.bring_up()
         await self.change_mtu(1400)
@@ -205,7 +209,8 @@ class Scenario:
         plural = "s" if workers != 1 else ""
         title = f"Scale to {control_planes} control planes and {workers} worker{plural}"
         async with self._step(title) as step:
-            self._control_planes, self._workers = control_planes, workers
+            self._control_planes = control_planes
+            self._workers = workers
             await self._change("/spec/topology/controlPlane/replicas", control_planes)
             await self._change("/spec/topology/workers/machineDeployments/0/replicas", workers)
             await self._settle()
@@ -337,7 +342,8 @@ class Scenario:
         await self._wait_until(f"exactly {count} machines are running", self._has_converged)
 
     def _has_converged(self) -> bool:
-        view, count = self.view, self._control_planes + self._workers
+        view = self.view
+        count = self._control_planes + self._workers
         machines = view.machines.store
         has_counts = len(view.running()) == count == len(view.vms.store) == len(machines)
         if not has_counts or len(view.workers()) != self._workers:
@@ -399,7 +405,8 @@ class Scenario:
         try:
             yield step
         except BaseException as error:
-            step.failed, step.outcome = True, str(error) or type(error).__name__
+            step.failed = True
+            step.outcome = str(error) or type(error).__name__
             raise
         finally:
             step.seconds = time.monotonic() - step.started

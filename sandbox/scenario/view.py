@@ -49,7 +49,8 @@ class View:
         spec: cluster.ClusterSpec,
         core: str = "v1beta2",
     ) -> None:
-        namespace, target_namespace = spec.namespace, spec.target_namespace
+        namespace = spec.namespace
+        target_namespace = spec.target_namespace
         self.clusters = core_informer(management, clusters(core), namespace=namespace)
         self.harvester_clusters = Informer(management, HARVESTER_CLUSTERS, namespace=namespace)
         self.machines = core_informer(management, machines(core), namespace=namespace)
@@ -59,7 +60,8 @@ class View:
         # IPPools have no namespace.
         self.pools = Informer(harvester, kinds.IP_POOLS)
         self.steps: list[Step] = []
-        self._namespace, self._target_namespace = namespace, target_namespace
+        self._namespace = namespace
+        self._target_namespace = target_namespace
 
     @property
     def informers(self) -> list[Informer]:
@@ -132,7 +134,8 @@ class View:
 
     def _progress(self, machine: Obj) -> str:
         """Describe the phase of a machine, and until it runs its HarvesterMachine and VM."""
-        name, phase = machine["metadata"]["name"], at(machine, "status", "phase")
+        name = machine["metadata"]["name"]
+        phase = at(machine, "status", "phase")
         if phase == "Running":
             return f"{name} is Running"
 
@@ -174,11 +177,11 @@ class View:
             state = conditions["Ready"]["message"]
 
         return MachineRow(
-            name,
-            cluster.CONTROL_PLANE_LABEL in labels_of(machine),
-            str(machine["spec"].get("version") or ""),
-            str(status.get("allocatedIPAddress") or ""),
-            str(status.get("failureDomain") or ""),
-            text_at(instance, "status", "nodeName"),
-            state,
+            name=name,
+            control_plane=cluster.CONTROL_PLANE_LABEL in labels_of(machine),
+            version=str(machine["spec"].get("version") or ""),
+            address=str(status.get("allocatedIPAddress") or ""),
+            zone=str(status.get("failureDomain") or ""),
+            host=text_at(instance, "status", "nodeName"),
+            state=state,
         )

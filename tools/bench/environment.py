@@ -207,7 +207,14 @@ async def environment(
                 "workload": servers[2:],
             }
             prefix = str(loopback).removesuffix(".0.0/16")
-            yield Bench(folder, prefix, groups, clients[0], clients[1], clients[2:])
+            yield Bench(
+                folder=folder,
+                network=prefix,
+                servers=groups,
+                management=clients[0],
+                harvester=clients[1],
+                workloads=clients[2:],
+            )
     finally:
         await children.stop_all(folder)
         if not os.environ.get("CAPHV_BENCH_KEEP"):

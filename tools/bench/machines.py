@@ -53,7 +53,7 @@ class Watcher:
         return tasks
 
     async def wait_until(self, title: str, condition: Any, timeout: float) -> None:
-        """Wait for a condition over what watches reported. Raises TimeoutError."""
+        """Wait for a condition over what watches reported. Raises `TimeoutError`."""
         deadline = time.monotonic() + timeout
         while not condition():
             self.changed.clear()
@@ -108,7 +108,7 @@ class Watcher:
 
 
 async def create_clusters(
-    bench: Bench, watcher: Watcher, prefix: str, count: int, accounts: int = 1, targets: int = 0
+    bench: Bench, watcher: Watcher, prefix: str, count: int, accounts: int, targets: int
 ) -> list[str]:
     """Create clusters, wait until their infrastructure is ready, and return their names.
 

@@ -39,7 +39,8 @@ _PATH = re.compile(
     r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<subresource>[^/]+))?$"
 )
 _BOOKMARK_SECONDS = 60.0
-_BOOT_SECONDS, _REGISTER_SECONDS = 2.0, 1.0
+_BOOT_SECONDS = 2.0
+_REGISTER_SECONDS = 1.0
 
 
 class World:
@@ -179,7 +180,9 @@ class Front:
         if match is None:
             # The provider reads nothing but the versions from discovery.
             return _json_response({"versions": [{"version": "v1beta2"}]})
-        plural, name, namespace = match["plural"], match["name"] or "", match["namespace"] or ""
+        plural = match["plural"]
+        name = match["name"] or ""
+        namespace = match["namespace"] or ""
         if plural == "selfsubjectaccessreviews":
             return _json_response({"status": {"allowed": True}}, 201)
 

@@ -283,7 +283,7 @@ def _namespace(number: int) -> str:
 async def _run(arguments: tuple[str, ...]) -> tuple[float, float]:
     """Run a command to its end; return the elapsed seconds and the CPU seconds.
 
-    Raises RuntimeError if the command fails.
+    Raises `RuntimeError` if the command fails.
     """
     env = {**os.environ, "PYTHONPATH": str(_CHECKOUT)}
     quiet = asyncio.subprocess.DEVNULL

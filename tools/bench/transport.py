@@ -1,9 +1,9 @@
 """Compare ways to send a request: `python -m tools.bench.transport`.
 
 The same raw requests through a session of our own; through `caphv.runtime.client.ApiClient`, whose
-session is made by `RESTClientObject` of the `kubernetes` package; and through the `request` of that
-class. The server is a process of its own, so that only the client is measured. Figures are medians
-of five rounds, taken in turns.
+session is created by `RESTClientObject` of the `kubernetes` package; and through the `request` of
+that class. The server is a process of its own, so that only the client is measured. Figures are
+medians of five rounds, taken in turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.processes import pki
 
 THINGS = Resource("example.io", "v1", "things", "Thing")
-_REQUESTS, _ROUNDS, _AT_ONCE = 2000, 5, 16
+_REQUESTS = 2000
+_ROUNDS = 5
+_AT_ONCE = 16
 _OBJECT = {
     "metadata": {"name": "a", "namespace": "ns", "labels": {str(n): "x" * 40 for n in range(40)}}
 }

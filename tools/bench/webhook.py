@@ -245,8 +245,10 @@ class _Client(asyncio.Protocol):
     def __init__(
         self, questions: list[Question], first: int, count: int, times: list[float]
     ) -> None:
-        self._questions, self._times = questions, times
-        self._next, self._remaining = first, count
+        self._questions = questions
+        self._times = times
+        self._next = first
+        self._remaining = count
         self._transport: Any = None
         self._received = b""
         self._sent = 0.0

@@ -8,7 +8,7 @@ SUBJECT = re.compile(r"[a-z][a-z0-9 ,/.-]*: \S.*[^.\s]")
 
 
 def fault(message: str) -> str | None:
-    """Return what is wrong with a message, if anything."""
+    """Return the first problem of a commit message; None if it has none."""
     subject = message.partition("\n")[0]
     # Git writes these subjects itself.
     if re.match(r"(Merge|Revert|fixup!|squash!) ?", subject):

@@ -13,7 +13,7 @@ servers.
 
 `.ci/accepted-mutants` lists mutations that no test can or should notice, each with a reason: they
 are left out of the sample. `--accepted` tries those instead, and fails for each that is noticed.
-Exit status 1 for survivors and for lines of the list that fit no mutation any more.
+Exit status 1 for survivors and for lines of the list that no longer match a mutation.
 """
 
 import argparse
@@ -36,13 +36,15 @@ ROOT = Path(__file__).resolve().parents[2]
 ACCEPTED = ROOT / ".ci" / "accepted-mutants"
 RECORDS = ROOT / "out" / "mutants"
 UNIT_TESTS = ["tests/unit"]
-KILLED_BY_UNIT, KILLED, SURVIVED = "killed by unit tests", "killed by other tests", "SURVIVED"
+KILLED_BY_UNIT = "killed by unit tests"
+KILLED = "killed by other tests"
+SURVIVED = "SURVIVED"
 # The exit statuses of pytest when all tests passed, and when no test was selected.
 _UNNOTICED = (0, 5)
 # Most tests end within a second. A mutation that slows them down much has made a loop endless.
 _UNIT_TEST_SECONDS = 180
 _OTHER_TEST_SECONDS = 900
-_MOST_TESTS = 600
+_MAX_TESTS = 600
 # The folders of unit tests that check pages and the repository.
 _NO_CODE = ("docs", "project")
 
@@ -98,7 +100,7 @@ def tests_of(mutation: Mutation, calls: dict[str, list[str]]) -> list[str]:
     package = f"tests/unit/{Path(mutation.path).parent}/"
     unique = dict.fromkeys(tests)
     ordered = sorted(unique, key=lambda test: (not test.startswith(package), "[" in test))
-    return ordered[:_MOST_TESTS]
+    return ordered[:_MAX_TESTS]
 
 
 def _pytest(folder: Path, arguments: list[str], seconds: float, **variables: str) -> int:
@@ -163,7 +165,7 @@ def _copies(folder: Path, number: int) -> Iterator[Path]:
 def draw(
     mutations: list[Mutation], packages: list[str], number: int, chance: random.Random
 ) -> list[Mutation]:
-    """Draw the same number of mutations from each package, whatever its size."""
+    """Draw the same number of mutations from each package, large or small."""
     sample = []
     for index, package in enumerate(packages):
         candidates = [

@@ -61,7 +61,8 @@ class Mutation:
     @property
     def name(self) -> str:
         """The name in the list of accepted mutations, which survives changes of other lines."""
-        before, after = " ".join(self.before.split()), " ".join(self.after.split())
+        before = " ".join(self.before.split())
+        after = " ".join(self.after.split())
         return f"{self.path} | {self.function} | {before} | {after}"
 
     def apply(self, source: bytes) -> bytes:
@@ -109,7 +110,8 @@ def stale_names(root: Path, accepted: Iterable[str]) -> list[str]:
 class _Finder(ast.NodeVisitor):
     def __init__(self, path: str, source: bytes) -> None:
         self.mutations: list[Mutation] = []
-        self._path, self._source = path, source
+        self._path = path
+        self._source = source
         # The offset of each line in bytes, because ast also counts columns in bytes.
         self._lines = [0]
         for line in source.splitlines(keepends=True):
@@ -128,9 +130,19 @@ class _Finder(ast.NodeVisitor):
         for begin, end, after in self._changes(node):
             before = self._source[begin:end].decode()
             line = self._source.count(b"\n", 0, begin) + 1
-            function, inside = ".".join(self._scope), self._depth > 0
+            function = ".".join(self._scope)
+            inside = self._depth > 0
             self.mutations.append(
-                Mutation(self._path, function, begin, end, before, after, line, inside)
+                Mutation(
+                    path=self._path,
+                    function=function,
+                    begin=begin,
+                    end=end,
+                    before=before,
+                    after=after,
+                    line=line,
+                    in_function=inside,
+                )
             )
 
         match node:
@@ -176,7 +188,7 @@ class _Finder(ast.NodeVisitor):
                 if not isinstance(left, ast.JoinedStr) and not isinstance(right, ast.JoinedStr):
                     yield *self._between(left, right), f" {_ARITHMETIC[type(operator)]} "
 
-            # This case comes before numbers, because True is an int, too.
+            # This case comes before numbers, because True is also an int.
             case ast.Constant(value=bool(value)):
                 yield *self._span(node), str(not value)
             case ast.Constant(value=int(number) | float(number)):
@@ -215,7 +227,8 @@ class _Finder(ast.NodeVisitor):
 
     def _between(self, left: ast.expr, right: ast.expr) -> tuple[int, int]:
         """Return the place of an operator, without the parentheses around its operands."""
-        begin, end = self._span(left)[1], self._span(right)[0]
+        begin = self._span(left)[1]
+        end = self._span(right)[0]
         between = self._source[begin:end]
         begin += len(between) - len(between.lstrip(b") \n"))
         end -= len(between) - len(between.rstrip(b"( \n"))

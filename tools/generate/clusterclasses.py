@@ -51,7 +51,8 @@ _Dumper.add_representer(str, _represent_text)
 def render(sources: Path) -> dict[str, str]:
     """Return all files by their path in the checkout; `sources` is the folder `clusterclass`."""
     common = _read(sources / "class.yaml")
-    files, variables = {}, {}
+    files = {}
+    variables = {}
     for distribution in DISTRIBUTIONS:
         name = f"harvester-{distribution}"
         source = _read(sources / f"{distribution}.yaml")
@@ -83,7 +84,8 @@ def class_of(name: str, common: Obj, source: Obj) -> Obj:
         common: the content of `class.yaml`.
         source: the content of the distribution's file.
     """
-    health_check, remediation = common["healthCheck"], common["remediation"]
+    health_check = common["healthCheck"]
+    remediation = common["remediation"]
 
     control_plane = {
         "templateRef": {**_kind(source["controlPlane"]), "name": name},
@@ -140,7 +142,8 @@ def templates_of(name: str, common: Obj, source: Obj) -> list[Obj]:
 
     cluster = {"apiVersion": _INFRASTRUCTURE_VERSION, "kind": "HarvesterClusterTemplate"}
     machine = {"apiVersion": _INFRASTRUCTURE_VERSION, "kind": "HarvesterMachineTemplate"}
-    control_plane, worker = source["controlPlane"], source["worker"]
+    control_plane = source["controlPlane"]
+    worker = source["worker"]
     return [
         _template(cluster, name, infrastructure),
         _template(_kind(control_plane), name, control_plane["spec"]),

@@ -41,9 +41,8 @@ class _Place(NamedTuple):
 def render() -> dict[str, str]:
     """Return the content of `docs/reference`: file name to Markdown, the same for the same schemas.
 
-    Raises:
-        FileNotFoundError: the schemas are not installed.
-        KeyError: a `$ref` in them leads nowhere.
+    Raises `FileNotFoundError` if the schemas are not installed, and `KeyError` if a `$ref` in them
+    has no target.
     """
     files = {
         path.name: json.loads(path.read_text(encoding="utf-8"))
@@ -114,7 +113,8 @@ def _rows(files: dict[str, Obj], place: _Place, path: str) -> Iterator[str]:
     """Yield a line for each field below a place, followed by the lines for its own fields."""
     required = place.node.get("required", ())
     for name, schema in sorted(place.node.get("properties", {}).items()):
-        field, target = f"{path}.{name}", _resolve(files, _Place(place.file, schema))
+        field = f"{path}.{name}"
+        target = _resolve(files, _Place(place.file, schema))
         cells = (
             f"`{field}`",
             _type(files, target),
@@ -142,7 +142,7 @@ def _resolve(files: dict[str, Obj], place: _Place) -> _Place:
     for part in filter(None, pointer.split("/")):
         target = target[part]
 
-    # The target may be a reference, too.
+    # The target may itself be a reference.
     end = _resolve(files, _Place(name or file, target))
     siblings = {key: value for key, value in node.items() if key != "$ref"}
     return _Place(end.file, end.node | siblings)

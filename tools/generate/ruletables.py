@@ -126,8 +126,7 @@ _SITE_PAGE = "validation.md"
 def site_page() -> str:
     """Return the page about validation with all lists of rules.
 
-    Raises:
-        ValueError: the page lacks one of the lists.
+    Raises `ValueError` if the page lacks one of the lists.
     """
     page = (data.folder("docs") / _SITE_PAGE).read_text(encoding="utf-8")
     text, names = documentation.render(page, SITE_PARTS, mark=documentation.ON_SITE)

@@ -123,8 +123,7 @@ def plugin_archive(output: Path) -> dict[str, bytes]:
 
     :param output: the folder of the release files
 
-    Raises:
-        click.ClickException: the plugin is that of another version.
+    Raises `click.ClickException` if the plugin is of another version.
     """
     folder = output / PLUGIN
     if not folder.is_dir():

@@ -19,7 +19,8 @@ def archive(folder: Path, name: str = "caphv") -> bytes:
         for path in sorted(_files(folder)):
             data = path.read_bytes()
             member = tarfile.TarInfo(f"{name}/{path.relative_to(folder).as_posix()}")
-            member.size, member.mode = len(data), 0o644
+            member.size = len(data)
+            member.mode = 0o644
             tar.addfile(member, io.BytesIO(data))
 
     # Without times and owners, the same files are the same archive.

@@ -43,8 +43,7 @@ exit 1
 def files(version: str, license_file: Path, wheel: Path) -> dict[str, bytes]:
     """Return archive and manifest by file name, reproducible byte for byte.
 
-    Raises:
-        ValueError: the wheel is of another version.
+    Raises `ValueError` if the wheel is of another version.
     """
     if wheel.name != wheel_name(version):
         expected = wheel_name(version)
@@ -55,7 +54,8 @@ def files(version: str, license_file: Path, wheel: Path) -> dict[str, bytes]:
         wheel.name: wheel.read_bytes(),
         "LICENSE": license_file.read_bytes(),
     }
-    archive_name, archive = f"{NAME}-v{version}.tar.gz", _archive(content)
+    archive_name = f"{NAME}-v{version}.tar.gz"
+    archive = _archive(content)
     manifest = _manifest(version, archive_name, archive, list(content))
     return {archive_name: archive, "caphv.krew.yaml": manifest.encode()}
 
@@ -110,7 +110,8 @@ def _archive(contents: dict[str, bytes]) -> bytes:
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, content in contents.items():
             member = tarfile.TarInfo(name)
-            member.size, member.mode = len(content), 0o755 if name == NAME else 0o644
+            member.size = len(content)
+            member.mode = 0o755 if name == NAME else 0o644
             tar.addfile(member, io.BytesIO(content))
 
     # A time in the header would change the hash of the archive with each build.

@@ -42,13 +42,20 @@ class Package:
 def parse_lock(lock: str) -> list[Package]:
     """Return all pins of a lock file.
 
-    Raises:
-        ValueError: a line is not part of a pin.
+    Raises `ValueError` if a line is not part of a pin.
     """
     pins: list[Package] = []
     for number, line in enumerate(lock.splitlines(), 1):
         if pin := _PIN.fullmatch(line):
-            pins.append(Package(pin["name"], pin["version"], pin["marker"] or "", (), ()))
+            pins.append(
+                Package(
+                    name=pin["name"],
+                    version=pin["version"],
+                    marker=pin["marker"] or "",
+                    hashes=(),
+                    needed_by=(),
+                )
+            )
             continue
 
         # The lines with the hashes and parents of a pin follow the line of the pin.
@@ -67,8 +74,7 @@ def parse_lock(lock: str) -> list[Package]:
 def select(pins: list[Package], roots: set[str]) -> list[Package]:
     """Return the pins of `roots` and their dependencies, in order.
 
-    Raises:
-        ValueError: a root has no pin.
+    Raises `ValueError` if a root has no pin.
     """
     missing = roots - {package.name for package in pins}
     if missing:

@@ -49,7 +49,8 @@ def source(checkout: Path, environ: Mapping[str, str] = os.environ) -> Source:
     except OSError:
         commit = ""
 
-    server, workflow = environ.get("GITHUB_SERVER_URL"), environ.get("GITHUB_WORKFLOW_REF")
+    server = environ.get("GITHUB_SERVER_URL")
+    workflow = environ.get("GITHUB_WORKFLOW_REF")
     if not (server and workflow):
         return Source(commit)
 

@@ -79,7 +79,8 @@ write and sign the files.
 )
 def main(repository: str, wheel: Path | None, output: Path, *, dry_run: bool) -> None:
     """Publish images and files of a release."""
-    steps, version = Steps(dry_run), project_version()
+    steps = Steps(dry_run)
+    version = project_version()
     wheel = wheel or CHECKOUT / "dist" / krew.wheel_name(version)
     if not dry_run:
         output.mkdir(parents=True, exist_ok=True)
@@ -104,7 +105,8 @@ def main(repository: str, wheel: Path | None, output: Path, *, dry_run: bool) ->
 
 def _push_image(steps: Steps, name: str, target: str, output: Path) -> str:
     """Build, push, sign and attest an image for all platforms; return its name with digest."""
-    metadata, bills = output / f"{target}.json", output / f"{target}-bills"
+    metadata = output / f"{target}.json"
+    bills = output / f"{target}-bills"
     build = ["docker", "buildx", "build", f"--platform={','.join(PLATFORMS)}"]
 
     steps.run(

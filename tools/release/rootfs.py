@@ -42,8 +42,7 @@ SBOM = Path("usr/share/caphv/sbom.cdx.json")
 def assemble(target: Path, prefix: Path) -> None:
     """Write the root file system into `target`, which must not exist.
 
-    Raises:
-        RuntimeError: a shared library is missing on this system.
+    Raises `RuntimeError` if a shared library is missing on this system.
     """
     target.mkdir(parents=True)
     # Programs name their loader below such a link: /lib64/ld-linux-x86-64.so.2.

@@ -1,7 +1,7 @@
 """Take pictures of the live page: `python -m tools.website.livepage FOLDER [STATE...]`.
 
-Its states are made of objects (`tests/support/pagestates.py`), so that pictures differ only if the
-page does. The picture of the documentation is `live-page.png`. The others, light and dark, on a
+Its states are built from objects (`tests/support/pagestates.py`), so that pictures differ only if
+the page does. The picture of the documentation is `live-page.png`. The others, light and dark, on a
 desktop and a phone, are for checking.
 """
 
@@ -15,7 +15,8 @@ from tests.support.browser import Browser, browser
 from tests.support.clusters import NOW
 from tests.support.pagestates import STATES, PageState, mixed
 
-_DESKTOP, _PHONE = (1400, 900), (390, 844)
+_DESKTOP = (1400, 900)
+_PHONE = (390, 844)
 _DOCUMENTED = (1400, 1180)
 
 

@@ -18,9 +18,12 @@ Results = Mapping[str, Mapping[Labels, Points]]
 """Series by query."""
 
 SCRAPE_SECONDS = 5
-_WIDTH, _COLUMNS, _ROW, _GAP = 1200, 24, 26, 5
+_WIDTH = 1200
+_COLUMNS = 24
+_ROW = 26
+_GAP = 5
 _CHARACTER = 6.1
-_MOST_LEGEND_LINES = 3
+_MAX_LEGEND_LINES = 3
 _COLOURS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#7a3e9d", "#5b5b5b"),
     *("#a0522d", "#2f6f3a", "#e15759", "#1b9aaa"),
@@ -152,7 +155,8 @@ def _stat(panel: Obj, frame: Frame, series: Sequence[Series]) -> Iterator[str]:
     for step in at(defaults, "thresholds", "steps") or ():
         if step["value"] is None or value >= step["value"]:
             colour = _THRESHOLDS[step["color"]]
-    x, y = frame.x + frame.width / 2, frame.y + frame.height - 25
+    x = frame.x + frame.width / 2
+    y = frame.y + frame.height - 25
     text = escape(in_unit(value, defaults.get("unit", "")))
     yield f'<text class="v m" style="fill:{colour}" x="{x:g}" y="{y:g}">{text}</text>'
 
@@ -288,7 +292,7 @@ def _wrapped(names: Sequence[str], width: float) -> Iterator[list[tuple[int, str
     count = 1
     for index, name in enumerate(names):
         needed = 26 + len(name) * _CHARACTER
-        if line and offset + needed > width and count < _MOST_LEGEND_LINES:
+        if line and offset + needed > width and count < _MAX_LEGEND_LINES:
             yield line
             line = []
             offset = 0.0
@@ -296,7 +300,7 @@ def _wrapped(names: Sequence[str], width: float) -> Iterator[list[tuple[int, str
 
         note = f"and {len(names) - index} more"
         # The last line keeps room for the note about the series after this one.
-        has_more = count == _MOST_LEGEND_LINES and index < len(names) - 1
+        has_more = count == _MAX_LEGEND_LINES and index < len(names) - 1
         room = width - offset - (26 + len(note) * _CHARACTER if has_more else 0)
         if line and needed > room:
             line.append((-1, note, offset - 14))

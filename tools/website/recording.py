@@ -19,11 +19,14 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-COLUMNS, ROWS = 100, 30
+COLUMNS = 100
+ROWS = 30
 # The animation is played this many times faster than it was recorded.
 SPEED = 6.0
 LAST_FRAME_SECONDS = 6.0
-_CHARACTER, _LINE, _MARGIN = 7.8, 17, 14
+_CHARACTER = 7.8
+_LINE = 17
+_MARGIN = 14
 _COLOURS = {
     31: "#ff7b72",
     32: "#3fb950",
@@ -154,7 +157,8 @@ def draw(frames: Sequence[tuple[float, Screen]], speed: float = SPEED) -> str:
         groups.append(f'<g id="f{number}">{uses}</g>')
 
     rules = "".join(_animation([second / speed for second, _ in frames]))
-    width, height = round(COLUMNS * _CHARACTER + 2 * _MARGIN), ROWS * _LINE + 2 * _MARGIN
+    width = round(COLUMNS * _CHARACTER + 2 * _MARGIN)
+    height = ROWS * _LINE + 2 * _MARGIN
     definitions = "".join(
         f'<text id="{name}">{"".join(_spans(line))}</text>' for line, name in names.items()
     )
@@ -175,7 +179,8 @@ def _animation(starts: Sequence[float]) -> Iterator[str]:
     for number, (start, end) in enumerate(zip(starts, [*starts[1:], total], strict=True)):
         yield f"#f{number}{{animation:f{number} {total:.2f}s infinite step-end}}"
 
-        first, last = 100 * start / total, 100 * end / total
+        first = 100 * start / total
+        last = 100 * end / total
         yield (
             f"@keyframes f{number}{{0%{{visibility:{'visible' if not number else 'hidden'}}}"
             f"{first:.3f}%{{visibility:visible}}{min(last, 100):.3f}%{{visibility:hidden}}}}"

@@ -57,7 +57,7 @@ async def ask_harvester(
 
 
 def _unseen(server: str, unseen: list[Unseen]) -> Iterator[str]:
-    """Say what was not seen.
+    """Yield a line for each kind that could not be read.
 
     All kinds that the account may not read share one line, which is equal for all its clusters.
     """
@@ -86,12 +86,12 @@ def shortcomings_of(
 
     return tuple(
         Shortcoming(
-            check,
-            value,
-            detail,
-            tuple(dict.fromkeys(_field(finding) for finding in findings)),
-            place_of(cluster, value),
-            all(finding.advice for finding in findings),
+            check=check,
+            value=value,
+            message=detail,
+            fields=tuple(dict.fromkeys(_field(finding) for finding in findings)),
+            where=place_of(cluster, value),
+            advice=all(finding.advice for finding in findings),
         )
         for (check, value, detail), findings in groups.items()
     )

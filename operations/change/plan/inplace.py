@@ -1,4 +1,4 @@
-"""Predict whether Cluster API updates machines in place, by the decision of the extension: pure.
+"""Predict whether Cluster API updates machines in place, by the decision of the extension.
 
 What cannot be known counts as a replacement, for example the gates of providers of control planes.
 The exception is Cluster API's own feature gate InPlaceUpdates, which the output names.
@@ -34,7 +34,7 @@ class InPlaceUpdates:
     machines: Mapping[str, Sequence[Obj]] = field(default_factory=dict)
 
     def obstacles(self, before: Pool, after: Pool) -> tuple[str, ...]:
-        """Return why a change replaces the machines of a pool; empty if it is made in place.
+        """Return the reasons why a change replaces the machines of a pool; empty if in place.
 
         Where no extension updates machines, there is no reason to name, and one without text.
         """

@@ -33,7 +33,7 @@ from operations.status.model import Cluster
 
 
 async def plan_of_manifests(
-    client: ApiClient, manifests: Iterable[Obj], namespace: str, *, with_harvester: bool = True
+    client: ApiClient, manifests: Iterable[Obj], namespace: str, *, with_harvester: bool
 ) -> Plan:
     """Return the effect of applying manifests.
 
@@ -73,9 +73,7 @@ async def plan_of_manifests(
     return Plan(objects, tuple(clusters), (*preview.unseen, *dict.fromkeys(hidden)))
 
 
-async def plan_of_cluster(
-    client: ApiClient, key: Key, *, with_harvester: bool = True
-) -> Plan | None:
+async def plan_of_cluster(client: ApiClient, key: Key, *, with_harvester: bool) -> Plan | None:
     """Return the remaining changes of a cluster; None if there is no such cluster.
 
     Raises `ApiError`, `Unreachable`, `NoClusterApiError`.
@@ -131,7 +129,7 @@ def _actual(
 
 
 def _outdated(model: Cluster | None, objects: ManagementObjects) -> Mapping[str, int]:
-    """Return how many machines of each pool a current rollout still has to replace."""
+    """Return the number of machines that a current rollout still has to replace, by pool."""
     if model is None:
         return {}
 
@@ -216,15 +214,15 @@ async def _cluster_plan(
     capacity = harvester.capacity if harvester else None
     cluster = objects.get(ObjectId(resources.CLUSTER_API_GROUP, "Cluster", *effect.cluster))
     plan = ClusterPlan(
-        str(effect.cluster),
-        effect.pools,
-        effect.infrastructure,
-        sum(pool.created for pool in effect.pools),
-        sum(pool.deleted for pool in effect.pools),
-        shortcomings_of(after, cluster, harvester) if harvester else (),
-        needs_and_free(effect.needs, harvester_cluster, capacity),
-        effect.unknown,
-        _services(effect.cluster, harvester_cluster, after, harvester),
+        cluster=str(effect.cluster),
+        pools=effect.pools,
+        infrastructure=effect.infrastructure,
+        vms_created=sum(pool.created for pool in effect.pools),
+        vms_deleted=sum(pool.deleted for pool in effect.pools),
+        shortcomings=shortcomings_of(after, cluster, harvester) if harvester else (),
+        needs=needs_and_free(effect.needs, harvester_cluster, capacity),
+        unknown=effect.unknown,
+        services=_services(effect.cluster, harvester_cluster, after, harvester),
     )
     return plan, hidden
 
@@ -243,7 +241,8 @@ def _services(
         return ""
     machines = [{"spec": pool.machine} for pool in after.pools.values()]
     namespace = str(harvester_cluster["spec"].get("targetNamespace") or "")
-    objects, version = harvester.capacity.harvester, harvester.chart_limits.harvester
+    objects = harvester.capacity.harvester
+    version = harvester.chart_limits.harvester
     return services(objects, machines, namespace, cluster.name, version)
 
 

@@ -220,7 +220,7 @@ async def _desired(client: ApiClient, resource: Resource, obj: Obj, live: Obj | 
 def three_way(last: Any, manifest: Obj, live: Obj) -> Obj:
     """Return the merge patch of `kubectl apply` for custom resources.
 
-    It removes fields that were applied before and are not in the manifest any more.
+    It removes fields that were applied before and are no longer in the manifest.
     """
     applied: Obj = last if isinstance(last, dict) else {}
     patch: Obj = {name: None for name in applied if name not in manifest and name in live}
@@ -256,7 +256,7 @@ def _manager(live: Obj) -> str:
     """
     for entry in live["metadata"].get("managedFields") or ():
         manager = str(entry.get("manager"))
-        # Cluster API's controllers apply objects of a topology, too.
+        # Cluster API's controllers also use apply, for the objects of a topology.
         if entry.get("operation") == "Apply" and not manager.startswith("capi-"):
             return manager
     return "kubectl"

@@ -63,11 +63,13 @@ class LivePage:
         token: str = "",
     ) -> None:
         self._client = client
-        self._namespace, self._keys, self._deep = namespace, keys, deep
+        self._namespace = namespace
+        self._keys = keys
+        self._deep = deep
         self._feed = Feed()
         self._server = PageServer(self._feed, token)
 
-        # The results of the last reads. A new state is made of them after each change.
+        # The results of the last reads. A new state is built from them after each change.
         self._objects = ManagementObjects()
         self._harvesters = Harvesters()
         self._nodes: dict[Key, list[Obj] | Unseen] = {}
@@ -134,7 +136,8 @@ class LivePage:
     async def _follow(self, follower: Follower) -> None:
         """Show each change of the management cluster's objects."""
         async for objects in follower.changes():
-            self._objects, self._away = objects, follower.away
+            self._objects = objects
+            self._away = follower.away
             await self._show("clusters")
 
             # A Harvester that answers again should be read at once.

@@ -23,7 +23,7 @@ from aiohttp import web
 # Proxies close a stream on which nothing is sent.
 _HEARTBEAT_SECONDS = 15.0
 # Browsers open a stream for each tab. Each stream costs a file descriptor and a copy of the state.
-_MOST_STREAMS = 32
+_MAX_STREAMS = 32
 
 
 @dataclass(slots=True)
@@ -81,13 +81,14 @@ class PageServer:
             await web.TCPSite(runner, host, port).start()
             # Port 0 lets the system choose one.
             bound = runner.addresses[0][1]
-            yield f"http://{f'[{host}]' if ':' in host else host}:{bound}/{self._token}/"
+            authority = f"[{host}]" if ":" in host else host
+            yield f"http://{authority}:{bound}/{self._token}/"
         finally:
             await runner.cleanup()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Refuse requests with another host name, or without the token."""
+        """Reject requests with another host name, or without the token."""
         named = (request.url.host or "").removesuffix(".").lower()
         if not (
             _is_loopback(named) or named in self._hosts or (self._hosts and _is_address(named))
@@ -121,7 +122,7 @@ class PageServer:
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        if self._streams >= _MOST_STREAMS:
+        if self._streams >= _MAX_STREAMS:
             text = "Too many pages are open: close some."
             raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "15"})
 

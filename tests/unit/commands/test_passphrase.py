@@ -11,11 +11,11 @@ import pytest
 
 from commands.errors import InputError
 from commands.options.passphrase import VARIABLE, read_passphrase
-from operations.backup.sealing import SHORTEST_PASSPHRASE
+from operations.backup.sealing import MIN_PASSPHRASE_LENGTH
 
 pytestmark = pytest.mark.unit
 
-LONG = "x" * SHORTEST_PASSPHRASE
+LONG = "x" * MIN_PASSPHRASE_LENGTH
 
 
 @pytest.fixture(autouse=True)

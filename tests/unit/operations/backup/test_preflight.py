@@ -180,7 +180,7 @@ def test_the_pause_of_this_move_does_not_stop_it() -> None:
     cluster = next(obj for obj in objs if obj["kind"] == "Cluster")
     cluster["spec"]["paused"] = True
     cluster["metadata"]["annotations"] = {"caphv.io/moving-to": "target"}
-    backup = backup_of_move(backup_of(objs))
+    backup = backup_of_move(backup_of(objs), [])
     assert stopped(backup, target_of(backup), force=False) == []
 
 

@@ -83,7 +83,7 @@ def test_what_is_known_comes_again_without_a_change_and_what_is_absent_or_forbid
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(follow, "_QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(follow, "_LONGEST_SECONDS", 0.01)
+    monkeypatch.setattr(follow, "_MAX_DELAY_SECONDS", 0.01)
 
     async def look() -> None:
         client: Any = Server()

@@ -223,7 +223,7 @@ async def test_a_server_with_many_pages_may_take_longer_than_one_that_is_silent(
 
 
 async def test_a_server_whose_pages_do_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.read.servers._LONGEST_FACTOR", 1)
+    monkeypatch.setattr("operations.read.servers._MAX_DELAY_FACTOR", 1)
     async with serving(paged(10**6, 0.01)) as other:
         with pytest.raises(TimeoutError):
             async with answering_client(Kubeconfig(server=other.server), "harvester", 0.3) as client:

@@ -106,7 +106,7 @@ async def test_a_new_tab_gets_the_present_state_at_once() -> None:
 
 
 async def test_tabs_are_limited_and_a_closed_one_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_MOST_STREAMS", 2)
+    monkeypatch.setattr(server, "_MAX_STREAMS", 2)
     monkeypatch.setattr(server, "_HEARTBEAT_SECONDS", 0.02)
     async with PageServer(Feed()).serving("127.0.0.1", 0) as url, aiohttp.ClientSession() as session:
         first, second = [await session.get(f"{url}events") for _ in range(2)]

@@ -198,7 +198,7 @@ async def test_plan_of_another_server_says_so() -> None:
     with pytest.raises(NoClusterApiError):
         await planned(MemoryServer(), {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}})
     with pytest.raises(NoClusterApiError):
-        await plan_of_cluster(cast("ApiClient", MemoryServer()), Key("team", "shop"))
+        await plan_of_cluster(cast("ApiClient", MemoryServer()), Key("team", "shop"), with_harvester=True)
 
 
 async def test_values_of_secrets_are_not_shown() -> None:
