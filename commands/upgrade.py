@@ -167,7 +167,7 @@ def _wait(
         interrupted += ". MachineDeployments follow only when you run this command again"
     if not run(until_done(scope, plan.cluster, step, seconds), interrupted):
         progress.give_up(
-            f"Not done in time. Machines that were replaced keep {version}, the others keep "
+            f"Timed out. Machines that were replaced keep {version}, the others keep "
             "running; nothing is lost.",
             "Correct what is named above; the rollout continues automatically. Run this command "
             "again to wait for it.",

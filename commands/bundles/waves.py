@@ -267,7 +267,7 @@ def _wait(store: Store, request: Request, file: str, deadline: float, step: Step
 
         if time.monotonic() >= deadline:
             raise CommandError(
-                f"not done in time: {state}{continues}{failure}. Events of the packager's Lease "
+                f"timed out: {state}{continues}{failure}. Events of the packager's Lease "
                 "say what it waits for"
             )
         time.sleep(_INTERVAL_SECONDS)

@@ -53,6 +53,6 @@ class ClustersProgress:
             echo("Do what it says. It continues then; run this command again to wait.", err=True)
         else:
             echo(
-                "Not done in time. It continues without this command; run it again to wait.",
+                "Timed out. It continues without this command; run it again to wait.",
                 err=True,
             )

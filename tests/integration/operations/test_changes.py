@@ -128,7 +128,7 @@ def test_a_wait_that_will_change_workers_asks_and_respects_checks_like_the_first
     assert (result.exit_code, written) == (2, [])
     assert "use --yes or --dry-run" in result.output
     result, written = writes(clusters, *words, "--yes")
-    assert (result.exit_code, written, "Not done in time" in result.output) == (1, [], True)
+    assert (result.exit_code, written, "Timed out" in result.output) == (1, [], True)
     pause(clusters, "without", "plain")
     for each in (words, words[:4]):
         result, written = writes(clusters, *each, "--yes")
@@ -138,7 +138,7 @@ def test_a_wait_that_will_change_workers_asks_and_respects_checks_like_the_first
 def test_a_wait_that_takes_too_long_ends_and_says_so(clusters: Management) -> None:
     result = clusters.caphv("scale", "with/built", "--workers", "9", "--yes", "--wait", "--timeout", "1s")
     assert result.exit_code == 1
-    assert "Not done in time" in result.output
+    assert "Timed out" in result.output
     result = clusters.caphv("scale", "with/built", "--workers", "9", "--wait", "--timeout", "soon")
     assert result.exit_code == 2
     assert "'soon' is not a time such as 90s, 45m or 2h" in result.output

@@ -191,11 +191,11 @@ def test_a_command_that_waits_reports_the_end(case: Case, end: Rollout, status: 
 def test_a_command_does_not_wait_forever(case: Case) -> None:
     done = case.upgrade(*OPTIONS, "--wait", "--timeout", "10m")
     assert done.exit_code == 1
-    assert "not done in time: the packager has not started the upgrade" in done.stderr
+    assert "timed out: the packager has not started the upgrade" in done.stderr
     case.packager_steps(state(State.PROGRESSING))
     done = case.upgrade(*OPTIONS, "--wait", "--timeout", "10m")
     assert done.exit_code == 1
-    assert "not done in time: wave 1 of 2 (canary), 1 cluster; it continues" in done.stderr
+    assert "timed out: wave 1 of 2 (canary), 1 cluster; it continues" in done.stderr
     assert case.request() == REQUEST
 
 

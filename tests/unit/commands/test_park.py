@@ -114,7 +114,7 @@ def test_a_wait_ends_when_a_cluster_needs_a_user(servers: Servers, monkeypatch: 
     assert result.exit_code == 1
     assert "grant its ServiceAccount patch" in result.output
     assert "run this command again" in result.output
-    assert "Not done in time" not in result.output
+    assert "Timed out" not in result.output
 
 
 def test_a_cluster_in_deletion_keeps_no_other_of_its_harvester(

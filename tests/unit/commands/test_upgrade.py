@@ -176,7 +176,7 @@ def test_a_conflict_while_it_waits_is_no_end(servers: Servers) -> None:
     follows(servers, cluster(control_plane=NEXT))
     servers.management.errors["patch MachineDeployment"] = Conflict(409, "Conflict", "modified")
     result = upgrade(servers, "--yes", "--wait", "--timeout", "1s", "-o", "json")
-    assert (result.exit_code, "Not done in time" in result.stderr) == (1, True)
+    assert (result.exit_code, "Timed out" in result.stderr) == (1, True)
     assert json.loads(result.stdout)["applied"] is True
     assert f"1 of 2 machines run {NEXT}" in result.stderr
 
@@ -187,6 +187,6 @@ def test_waiting_too_long_names_what_is_in_the_way(servers: Servers) -> None:
     builder.machines["worker-1"]["status"]["conditions"] = []
     follows(servers, builder, builder)
     result = upgrade(servers, "--yes", "--wait", "--timeout", "1s")
-    assert (result.exit_code, "Not done in time" in result.stderr) == (1, True)
+    assert (result.exit_code, "Timed out" in result.stderr) == (1, True)
     assert "nothing is lost.\nCorrect what is named above" in result.stderr
     assert result.output.count("no pool has a free address") == 2, "while it waits, and at its end"
