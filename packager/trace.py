@@ -208,7 +208,8 @@ def _chart(helm: Mapping[str, Any], vendored: bytes | None) -> str:
     version = str(helm.get("version", ""))
     if vendored is not None:
         return f"chart {at(load_yaml(vendored, _LIMITS), 'name')} {version} from the repository"
-    chart, repository = str(helm.get("chart", "")), str(helm.get("repo", ""))
+    chart = str(helm.get("chart", ""))
+    repository = str(helm.get("repo", ""))
     if not chart and repository:
         address, _, chart = repository.rpartition("/")
         return f"chart {chart} {version} from {address}"

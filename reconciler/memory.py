@@ -305,7 +305,8 @@ class Memory:
 
     def machine(self, obj: Obj) -> MachineMemory:
         """Return the memory of a HarvesterMachine."""
-        key, uid = key_of(obj), uid_of(obj)
+        key = key_of(obj)
+        uid = uid_of(obj)
         memory = self._machines.get(key)
         if memory is None or memory.uid != uid:
             # Keep the labels, because the series of the former machine has yet to be removed.
@@ -315,7 +316,8 @@ class Memory:
 
     def cluster(self, obj: Obj) -> ClusterMemory:
         """Return the memory of a HarvesterCluster."""
-        key, uid = key_of(obj), uid_of(obj)
+        key = key_of(obj)
+        uid = uid_of(obj)
         memory = self._clusters.get(key)
         if memory is None or memory.uid != uid:
             memory = self._clusters[key] = ClusterMemory(uid)

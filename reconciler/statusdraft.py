@@ -95,7 +95,8 @@ class StatusDraft:
 
         Returns an empty text if nothing changed, or if a warning has reported the message already.
         """
-        ready, former = _ready_condition(self.fields), _ready_condition(self._before)
+        ready = _ready_condition(self.fields)
+        former = _ready_condition(self._before)
         if all(ready.get(name) == former.get(name) for name in ("status", "reason", "message")):
             return ""
         if ready.get("status") == "True":

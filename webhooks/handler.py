@@ -140,7 +140,8 @@ def _request(body: bytes | bytearray) -> Obj:
     except TextError as error:
         raise BadReview(f"the body {error}") from None
 
-    kind, api_version = at(admission_review, "kind"), at(admission_review, "apiVersion")
+    kind = at(admission_review, "kind")
+    api_version = at(admission_review, "apiVersion")
     if kind != "AdmissionReview":
         raise BadReview("the body is not an AdmissionReview")
     if api_version != API_VERSION:

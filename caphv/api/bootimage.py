@@ -118,7 +118,8 @@ def look_up(lookup: Mapping[str, Any], version: str) -> str:
     :param lookup: `imageLookup` of a disk
     :param version: version of the Machine, empty for none
     """
-    text, base_os = lookup.get("format"), lookup.get("baseOS") or ""
+    text = lookup.get("format")
+    base_os = lookup.get("baseOS") or ""
     if not isinstance(text, str) or len(text) > _LONGEST_FORMAT or not FORMAT.fullmatch(text):
         raise ImageLookupError(
             "format must be a name with {{.K8sVersion}} and {{.BaseOS}}, and an optional namespace "

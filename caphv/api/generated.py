@@ -40,7 +40,8 @@ def write(module: str, files: Files, *, check: bool) -> int:
     """
     paths = stale(files)
     for path in paths:
-        text, name = files[path], os.path.relpath(path)
+        text = files[path]
+        name = os.path.relpath(path)
         if check:
             sys.stderr.write(f"{name} is stale: run python -m {module}\n")
             continue

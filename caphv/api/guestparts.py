@@ -259,7 +259,8 @@ def volume_entries(claim: Obj, guest: Guest, vms: Iterable[Obj]) -> frozenset[st
 
     :param vms: all VMs of the claim's namespace
     """
-    name, own_entry = claim["metadata"]["name"], entry_of(guest.owner)
+    name = claim["metadata"]["name"]
+    own_entry = entry_of(guest.owner)
     entries = set(proof_entries(claim))
     for vm in vms:
         if name not in used_claims([vm]):
@@ -289,7 +290,8 @@ def why_kept(claim: Obj, owner: Owner, users: Collection[str]) -> str:
     :param owner: the HarvesterCluster of the guest, which lets volumes be deleted
     :param users: names of the claims that VMs of the namespace have as volumes
     """
-    entries, policy = proof_entries(claim), reclaim_policy(claim)
+    entries = proof_entries(claim)
+    policy = reclaim_policy(claim)
     if entry_of(owner) not in entries:
         return "was never hot-plugged to a VM of this cluster"
     if _has_owner(claim):

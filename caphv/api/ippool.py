@@ -323,7 +323,8 @@ def _range(spec: Any, where: str) -> Range:
     # Swap bounds in the wrong order, as Harvester does.
     start = _bound(spec, "rangeStart", subnet, where, first)
     end = _bound(spec, "rangeEnd", subnet, where, last)
-    low, high = min(start, end), max(start, end)
+    low = min(start, end)
+    high = max(start, end)
     if spec.get("gateway"):
         gateway = _bound(spec, "gateway", subnet, where, first)
     return Range(max(low, first), min(high, last), gateway, type(subnet.network_address))

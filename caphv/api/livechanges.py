@@ -81,7 +81,8 @@ def live_changes(current: Obj, desired: Obj) -> Changes:
         else:
             live[field] = desired.get(field)
 
-    before, after = current.get(_VOLUMES) or [], desired.get(_VOLUMES) or []
+    before = current.get(_VOLUMES) or []
+    after = desired.get(_VOLUMES) or []
     follows = _VOLUMES in live
     return Changes(
         live,
@@ -105,7 +106,8 @@ def _reason(field: str, current: Obj, desired: Obj) -> str:
 def _size_reason(field: str, current: Obj, desired: Obj) -> str:
     """Return why a changed size needs another VM; empty if a running VM can follow."""
     maximum = _MAXIMA[field]
-    before, after = quantity(current.get(field)), quantity(desired.get(field))
+    before = quantity(current.get(field))
+    after = quantity(desired.get(field))
     most = quantity(current.get(maximum))
     if before is None or after is None or most is None:
         return f"{field} changes, and the machines have no {maximum}"

@@ -58,7 +58,8 @@ def _parse(text: str) -> Decimal | None:
     if not number:
         return number
 
-    suffix, exponent = match["suffix"] or "", match["exponent"] or "0"
+    suffix = match["suffix"] or ""
+    exponent = match["exponent"] or "0"
     if len(exponent.lstrip("+-0")) > _MOST_DIGITS:
         scale = Decimal("-9999") if exponent.startswith("-") else Decimal("9999")
     else:

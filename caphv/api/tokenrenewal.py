@@ -28,7 +28,8 @@ BOUND_PREFIX = "caphv-renewal-"
 _PREFIX = "renewed-token."
 # A token is renewed at two thirds of its life at the latest, and up to this share of it earlier, so
 # that tokens which were issued together are not renewed together.
-_RENEWED_SHARE, _SPREAD = 2 / 3, 0.07
+_RENEWED_SHARE = 2 / 3
+_SPREAD = 0.07
 # No request starts with a token that ends within this share of its life, or so many seconds.
 _MARGIN_SHARE, _LONGEST_MARGIN = 0.05, 30.0
 _RETRY_SECONDS = (5.0, 60.0)

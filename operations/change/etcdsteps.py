@@ -491,7 +491,8 @@ def _step(
     *,
     is_check: bool = False,
 ) -> Step:
-    user, address = users.get(machine.infrastructure or machine.name, ""), address_of(machine)
+    user = users.get(machine.infrastructure or machine.name, "")
+    address = address_of(machine)
     if not _USER.fullmatch(user):
         user = ""
     return Step(title, machine.name, user, address, script if address else "", is_check)

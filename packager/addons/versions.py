@@ -88,7 +88,8 @@ class Table:
         supported = self.supports.get(versions.release, {}).get("kubernetes")
         if not version or not supported:
             return []
-        lowest, highest = minor_version(supported["from"]), minor_version(supported["to"])
+        lowest = minor_version(supported["from"])
+        highest = minor_version(supported["to"])
         if lowest and highest and lowest <= version <= highest:
             return []
 

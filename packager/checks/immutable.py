@@ -90,7 +90,8 @@ def changes(
             fields["data",] = None
 
         for path, default in fields.items():
-            old_value, new_value = _value(old, path, default), _value(obj, path, default)
+            old_value = _value(old, path, default)
+            new_value = _value(obj, path, default)
             if old_value != new_value:
                 detail = (
                     f"cannot change in a {key[1]} that exists ({_shown(old_value)} before): "

@@ -148,7 +148,8 @@ class Builder:
             return memo
 
         result = self._try_to_build(entry, classes, snapshot, source)
-        manifests, folders = {manifest}, {bundles}
+        manifests = {manifest}
+        folders = {bundles}
         if result.manifest:
             manifests.add(blob_id(result.manifest.files[MANIFEST]))
         if result.bundles:

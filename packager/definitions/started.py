@@ -50,7 +50,8 @@ def _check_networks(existing: Sequence[Obj], desired: Sequence[Obj]) -> Iterator
     old_network = at(_cluster(existing), "spec", "clusterNetwork")
     new_network = at(_cluster(desired), "spec", "clusterNetwork")
     for field, kind in _NETWORKS.items():
-        old, new = at(old_network, kind, "cidrBlocks"), at(new_network, kind, "cidrBlocks")
+        old = at(old_network, kind, "cidrBlocks")
+        new = at(new_network, kind, "cidrBlocks")
         if old and old != new:
             what = f"is {', '.join(map(str, old))} in the running cluster"
             yield _finding(("clusterNetwork", field), what)

@@ -80,7 +80,8 @@ def _address_to_open(remote: Remote) -> str:
     """Return the address of the form of a well-known host, empty for other hosts."""
     host, path = _host_and_path(remote)
     top = f"https://{host}/{path.strip('/').removesuffix('.git')}"
-    target, review = urllib.parse.quote(remote.branch), urllib.parse.quote(remote.review)
+    target = urllib.parse.quote(remote.branch)
+    review = urllib.parse.quote(remote.review)
     if "github" in host:
         return f"{top}/compare/{target}...{review}?expand=1"
 

@@ -135,7 +135,8 @@ async def delete_backups(scope: ClusterScope) -> None:
 
 def _may_recover(scope: ClusterScope) -> bool:
     """Return whether server faults have not lasted too long to retry a deletion."""
-    memory, current_time = scope.memory, time.monotonic()
+    memory = scope.memory
+    current_time = time.monotonic()
     if memory.backup_faults_since is None:
         memory.backup_faults_since = current_time
     return current_time - memory.backup_faults_since < _FAULT_SECONDS

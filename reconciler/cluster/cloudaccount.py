@@ -150,7 +150,8 @@ def _lasting_token(secret: Obj, account: str) -> Credentials:
             f"waiting for Harvester to fill Secret {key}",
             Delay(0.5),
         )
-    token, ca = base64.b64decode(data["token"]), base64.b64decode(data["ca.crt"])
+    token = base64.b64decode(data["token"])
+    ca = base64.b64decode(data["ca.crt"])
     return Credentials(token.decode(), ca.decode())
 
 
@@ -323,7 +324,8 @@ async def _join(scope: ClusterScope, name: str) -> bool:
 
     Returns False if there is no such binding, or the provider may not change it.
     """
-    shared, subject = await _shared_binding(scope), _subject(scope, name)
+    shared = await _shared_binding(scope)
+    subject = _subject(scope, name)
     if shared is None:
         return False
     if subject not in _subjects(shared):
@@ -341,7 +343,8 @@ async def _is_joined(scope: ClusterScope, name: str) -> bool:
 
 async def _leave(scope: ClusterScope, name: str) -> None:
     """Remove the account from the binding for all guests of its namespace."""
-    shared, subject = await _shared_binding(scope), _subject(scope, name)
+    shared = await _shared_binding(scope)
+    subject = _subject(scope, name)
     if shared and subject in _subjects(shared):
         others = [other for other in _subjects(shared) if other != subject]
         await _write_subjects(scope, shared, others)

@@ -104,7 +104,8 @@ def _require_deployment(scope: ClusterScope) -> None:
     if session.available:
         return
     if session.deployment_object is None:
-        problem, outage = f"does not exist on {session.server}", False
+        problem = f"does not exist on {session.server}"
+        outage = False
     else:
         problem, outage = "on Harvester is not available", True  # also during an upgrade
     message = f"Deployment harvester-system/harvester {problem}"

@@ -192,7 +192,8 @@ def _require_accepted(scope: ClusterScope, refused: list[Obj]) -> None:
 
 def report_kept_volumes(scope: ClusterScope) -> None:
     """Emit Events about volumes of the guest that stay on Harvester, with the reason for each."""
-    remaining, kept = [], defaultdict(list)
+    remaining = []
+    kept = defaultdict(list)
     for claim in _own_claims(scope):
         if being_deleted(claim):
             remaining.append(claim)

@@ -192,7 +192,8 @@ class TokenRenewer:
             except Conflict:
                 raise
             except RequestError as error:
-                problem, outcome = text_of(error), outcome_of(error)
+                problem = text_of(error)
+                outcome = outcome_of(error)
             outcomes[action] = outcome
             state.note(action, outcome, problem, facts)
             if outcome is not Outcome.DONE:
@@ -260,7 +261,8 @@ class TokenRenewer:
         :param start: a time before the token was requested
         """
         former = reading.kept
-        source, scope = reading.source.fingerprint or "", reading.scope
+        source = reading.source.fingerprint or ""
+        scope = reading.scope
         if action is Action.RENEW and former is not None:
             # What the identity asks for meanwhile takes an exchange.
             source, scope = former.issued.source, former.issued.scope

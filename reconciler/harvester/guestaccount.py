@@ -179,7 +179,8 @@ async def token(
             ) from None
 
     data = (await wait_for_token(client, Key(key.namespace, name)))["data"]
-    value, ca = base64.b64decode(data["token"]), base64.b64decode(data["ca.crt"])
+    value = base64.b64decode(data["token"])
+    ca = base64.b64decode(data["ca.crt"])
     return value.decode(), ca.decode()
 
 

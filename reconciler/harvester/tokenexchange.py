@@ -316,7 +316,8 @@ def _recorded_identity(obj: Obj) -> Owner | None:
     """Return the identity for which an object on Harvester was created, None without a record."""
     notes = annotations_of(obj)
     kind, _, name = notes.get(OWNER_ANNOTATION, "").partition("//")
-    uid, cluster = notes.get(OWNER_UID_ANNOTATION, ""), notes.get(OWNER_CLUSTER_ANNOTATION, "")
+    uid = notes.get(OWNER_UID_ANNOTATION, "")
+    cluster = notes.get(OWNER_CLUSTER_ANNOTATION, "")
     return Owner(kind, "", name, uid, cluster) if kind and name and uid and cluster else None
 
 

@@ -121,7 +121,8 @@ async def addition_refusals(scope: MachineScope, vm: Obj, expected: Obj) -> Asyn
     """
     session = scope.session()
     for template in missing_templates(vm, expected):
-        claim, name = at(template, "metadata", "name"), at(template, "spec", "storageClassName")
+        claim = at(template, "metadata", "name")
+        name = at(template, "spec", "storageClassName")
         if not name:
             yield f"{claim} has no StorageClass"
             continue

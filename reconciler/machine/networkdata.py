@@ -70,7 +70,8 @@ def networkdata(
     search = [domain for source in sources for domain in source.dns_search]
     if interfaces:
         # Interfaces often have the same. The list of a static address alone stays as it was given.
-        servers, search = list(dict.fromkeys(servers)), list(dict.fromkeys(search))
+        servers = list(dict.fromkeys(servers))
+        search = list(dict.fromkeys(search))
     if servers or search:
         nameserver: Obj = {"type": "nameserver", "address": servers}
         if search:

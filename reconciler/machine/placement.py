@@ -201,7 +201,8 @@ def affinity_patch(actual: Obj, expected: Obj) -> Obj:
     """
     changes: Obj = {}
     for kind in ("nodeAffinity", "podAffinity"):
-        rules, wanted = actual.get(kind) or {}, expected.get(kind) or {}
+        rules = actual.get(kind) or {}
+        wanted = expected.get(kind) or {}
         is_same = rules == wanted
         if kind == "nodeAffinity":
             is_same = as_harvester_keeps(rules) == as_harvester_keeps(wanted)

@@ -63,7 +63,8 @@ def _report_host(scope: MachineScope, recorded: Obj, vmi: Obj, host: str) -> Non
     if domain:
         scope.draft.fields["failureDomain"] = domain
 
-    old_instance, old_host = recorded.get("instanceUID"), recorded.get("host")
+    old_instance = recorded.get("instanceUID")
+    old_host = recorded.get("host")
     if old_instance and scope.memory.placed:
         # Memory is newer than the status, because a status with a transient state is written later.
         # An adopted VM has no earlier instance.

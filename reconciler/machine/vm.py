@@ -267,7 +267,8 @@ def _fixed_resources(spec: Obj) -> Obj:
     """Return CPU and memory of a VM that only a restart can change."""
     # Several sockets would not do: Harvester 1.6 to 1.8 sets the maximum to one, and KubeVirt
     # refuses a VM with more sockets than the maximum. See docs/adr/0013-sockets.md.
-    cores, memory = int(spec["cpu"]), str(spec["memory"])
+    cores = int(spec["cpu"])
+    memory = str(spec["memory"])
     return {
         "cpu": {"cores": cores, "sockets": 1, "threads": 1},
         "memory": {"guest": memory},
@@ -283,7 +284,8 @@ def _growing_resources(spec: Obj) -> Obj:
 
     KubeVirt adds sockets to a running VM, but no cores.
     """
-    sockets, memory = int(spec["cpu"]), str(spec["memory"])
+    sockets = int(spec["cpu"])
+    memory = str(spec["memory"])
     most_sockets = int(spec.get("cpuMax") or sockets)
     most_memory = str(spec.get("memoryMax") or memory)
     # Without `memoryMax` KubeVirt's default maximum applies, as to any other VM.

@@ -120,7 +120,8 @@ async def _remaining_seconds(
         begun = text_at(backup, "metadata", "creationTimestamp") or rfc3339(datetime.now(UTC))
         await scope.patch({"metadata": {"annotations": {names.VM_BACKUP_ANNOTATION: begun}}})
 
-    memory, current_time = scope.memory, time.monotonic()
+    memory = scope.memory
+    current_time = time.monotonic()
     answered_at = memory.backup_answered_at
     if answered_at is None or current_time - answered_at > _OUTAGE_SECONDS:
         memory.backup_answers_since = current_time
@@ -153,7 +154,8 @@ def _is_replaced(scope: MachineScope) -> bool:
 async def _ensure_backup(scope: MachineScope, policy: BackupPolicy) -> tuple[str, Obj | None]:
     """Create the backup if it does not exist; return what is wrong with it, and the backup."""
     assert scope.harvester_cluster is not None  # noqa: S101 - it has the policy
-    client, name = scope.session().client, backup_name(scope.name)
+    client = scope.session().client
+    name = backup_name(scope.name)
     owner = scope.context.owner(resources.HARVESTER_CLUSTERS.kind, scope.harvester_cluster)
     try:
         try:

@@ -110,7 +110,8 @@ def _networks(spec: Field) -> Iterator[Network]:
             yield pool_network
 
     for config in (spec.at("vmNetworkConfig"), spec.at("networkConfig")):
-        gateway, mask = config.at("gateway").text, config.at("subnetMask").text
+        gateway = config.at("gateway").text
+        mask = config.at("subnetMask").text
         if gateway and mask and (gateway_network := network(f"{gateway}/{mask}")):
             yield gateway_network
 
@@ -277,7 +278,8 @@ def _pool_subnet(inventory: Inventory) -> Iterator[Located]:
     for kind in (CLUSTER, MACHINE, MACHINE_TEMPLATE):
         for entry in inventory.of_kind(kind):
             config = entry.spec.at("vmNetworkConfig")
-            gateway, mask = config.at("gateway").text, config.at("subnetMask").text
+            gateway = config.at("gateway").text
+            mask = config.at("subnetMask").text
 
             for name in config.at("ipPoolRefs").each() or [config.at("ipPoolRef")]:
                 pool = pools.get(name.text.rpartition("/")[2])
@@ -403,13 +405,15 @@ def _static_network(inventory: Inventory) -> Iterator[Located]:
 def _check_gateway(entry: Entry, infrastructure: Entry) -> Iterator[Located]:
     """Yield a static gateway outside of the machine's network by the mask of its cluster."""
     static = entry.spec.at("networkConfig")
-    host, gateway = address(static.at("address").text), address(static.at("gateway").text)
+    host = address(static.at("address").text)
+    gateway = address(static.at("gateway").text)
     mask = infrastructure.spec.at("vmNetworkConfig", "subnetMask").text
     # The rules about one object check a machine with its own mask.
     if host is None or gateway is None or not mask or static.at("subnetMask").present:
         return
 
-    by_cluster, by_default = network(f"{host}/{mask}"), network(f"{host}/{_DEFAULT_PREFIX}")
+    by_cluster = network(f"{host}/{mask}")
+    by_default = network(f"{host}/{_DEFAULT_PREFIX}")
     if by_cluster is None or by_default is None:
         return
     # The rules about a machine report a gateway beyond the default mask.

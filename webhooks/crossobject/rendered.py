@@ -283,7 +283,8 @@ def _planned_objects(
         for worker_class in spec.at("workers", "machineDeployments").each()
     }
     for deployment in topology_field.at("workers", "machineDeployments").each():
-        worker, name = deployment.at("class").text, deployment.at("name").text
+        worker = deployment.at("class").text
+        name = deployment.at("name").text
         builtin = {
             "class": worker,
             "topologyName": name,

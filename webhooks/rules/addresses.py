@@ -120,7 +120,8 @@ def _subnet_mask(subject: Subject) -> Iterator[Finding]:
     ),
 )
 def _gateway_usable(subject: Subject) -> Iterator[Finding]:
-    config, static = subject.spec.at("vmNetworkConfig"), subject.spec.at("networkConfig")
+    config = subject.spec.at("vmNetworkConfig")
+    static = subject.spec.at("networkConfig")
     yield from _check_host(config.at("gateway"), config.at("subnetMask"), default=False)
     yield from _check_host(static.at("gateway"), static.at("subnetMask"), default=True)
 
@@ -149,7 +150,8 @@ def _static_address_usable(subject: Subject) -> Iterator[Finding]:
 )
 def _static_gateway_differs(subject: Subject) -> Iterator[Finding]:
     static = subject.spec.at("networkConfig")
-    host, gateway = address(static.at("address")), address(static.at("gateway"))
+    host = address(static.at("address"))
+    gateway = address(static.at("gateway"))
     if host is not None and host == gateway:
         yield static.at("address").invalid("is the gateway's address: give the machine another")
 
@@ -167,7 +169,8 @@ def _static_gateway_differs(subject: Subject) -> Iterator[Finding]:
 )
 def _static_gateway_reachable(subject: Subject) -> Iterator[Finding]:
     static = subject.spec.at("networkConfig")
-    host, gateway = address(static.at("address")), address(static.at("gateway"))
+    host = address(static.at("address"))
+    gateway = address(static.at("gateway"))
     if host is None or gateway is None:
         return
 

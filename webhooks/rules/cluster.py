@@ -33,7 +33,8 @@ _SYSTEM = frozenset(
     refused_by_go=True,
 )
 def _identity(subject: Subject) -> Iterator[Finding]:
-    secret, reference = subject.spec.at("identitySecret"), subject.spec.at("identityRef")
+    secret = subject.spec.at("identitySecret")
+    reference = subject.spec.at("identityRef")
     # The schema reports an object without a spec.
     if subject.spec.mapping and secret.value is None and reference.value is None:
         yield secret.required(
@@ -69,7 +70,8 @@ def _target_namespace_system(subject: Subject) -> Iterator[Finding]:
     example="loadBalancerConfig: {ipamType: pool}",
 )
 def _load_balancer_pool(subject: Subject) -> Iterator[Finding]:
-    balancer, machines = subject.spec.at("loadBalancerConfig"), subject.spec.at("vmNetworkConfig")
+    balancer = subject.spec.at("loadBalancerConfig")
+    machines = subject.spec.at("vmNetworkConfig")
     pool_fields = [
         balancer.at("ipPoolRef"),
         balancer.at("ipPool"),

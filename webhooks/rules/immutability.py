@@ -164,7 +164,8 @@ def _load_balancer_address_source(subject: Subject) -> Iterator[Finding]:
 
     # Setting an empty name is allowed, because the controller itself writes the name of a pool that
     # it has created.
-    new_pool, old_pool = _address_source(subject.spec), _address_source(old.spec)
+    new_pool = _address_source(subject.spec)
+    old_pool = _address_source(old.spec)
     is_changed = new_pool.text.rpartition("/")[2] != old_pool.text.rpartition("/")[2]
     if ipam_type.text == "pool" and old_pool.text and is_changed:
         yield new_pool.invalid(detail)

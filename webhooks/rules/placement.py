@@ -212,7 +212,9 @@ def _node_affinity_cpu_manager(subject: Subject) -> Iterator[Finding]:
 def _node_affinity_fields(subject: Subject) -> Iterator[Finding]:
     for term in _node_terms(subject):
         for demand in term.at("matchFields").each():
-            key, operator, values = demand.at("key"), demand.at("operator"), demand.at("values")
+            key = demand.at("key")
+            operator = demand.at("operator")
+            values = demand.at("values")
             # `nodeFieldSelectorValidators` in validation.go of Kubernetes has only this entry.
             if isinstance(key.value, str) and key.text != "metadata.name":
                 yield key.problem(Fault.UNSUPPORTED, "must be metadata.name")

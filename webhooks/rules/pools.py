@@ -225,7 +225,8 @@ def _ip_pool_range(subject: Subject) -> Iterator[Finding]:
 )
 def _ip_pool_range_order(subject: Subject) -> Iterator[Finding]:
     for pool in pools(subject):
-        start, end = address(pool.at("rangeStart")), address(pool.at("rangeEnd"))
+        start = address(pool.at("rangeStart"))
+        end = address(pool.at("rangeEnd"))
         if start is not None and end is not None and start > end:
             yield pool.at("rangeEnd").invalid(f"is before rangeStart {start}: exchange the two")
 
@@ -268,7 +269,8 @@ def _ip_pool_empty(subject: Subject) -> Iterator[Finding]:
 )
 def _external_endpoint_in_pool(subject: Subject) -> Iterator[Finding]:
     host = subject.spec.at("controlPlaneEndpoint", "host")
-    addresses, endpoint = pool_range(subject.spec.at("vmNetworkConfig", "ipPool")), address(host)
+    addresses = pool_range(subject.spec.at("vmNetworkConfig", "ipPool"))
+    endpoint = address(host)
     if not has_external_endpoint(subject.spec) or addresses is None or endpoint is None:
         return
     if addresses.first <= endpoint <= addresses.last:
@@ -295,7 +297,8 @@ def _external_endpoint_in_pool(subject: Subject) -> Iterator[Finding]:
 def _ip_pools_overlap(subject: Subject) -> Iterator[Finding]:
     balancer_pool = subject.spec.at("loadBalancerConfig", "ipPool")
     machine_pool = subject.spec.at("vmNetworkConfig", "ipPool")
-    balancers, machines = pool_range(balancer_pool), pool_range(machine_pool)
+    balancers = pool_range(balancer_pool)
+    machines = pool_range(machine_pool)
     if balancers is None or machines is None:
         return
 
@@ -382,7 +385,8 @@ def _vm_network_like_pool(subject: Subject) -> Iterator[Finding]:
     config = subject.spec.at("vmNetworkConfig")
     pool = config.at("ipPool")
 
-    gateway, pool_gateway = address(config.at("gateway")), address(pool.at("gateway"))
+    gateway = address(config.at("gateway"))
+    pool_gateway = address(pool.at("gateway"))
     if gateway is not None and pool_gateway is not None and gateway != pool_gateway:
         yield config.at("gateway").invalid(
             f"ipPool has gateway {pool_gateway}: write the one that VMs have in both places"

@@ -83,7 +83,8 @@ def _check_external_endpoint(balancer: Obj) -> Iterator[Finding]:
 def _check_kube_vip(endpoint: Obj) -> Iterator[Finding]:
     """Check an endpoint that machines of the control plane hold themselves."""
     path: FieldPath = ("spec", "loadBalancer", "endpoint")
-    host, port = endpoint["host"], endpoint.get("port", _API_PORT)
+    host = endpoint["host"]
+    port = endpoint.get("port", _API_PORT)
     if not is_ipv4(host):
         detail = "must be an IPv4 address with kubeVip: machines hold an address, and no DNS name"
         yield Finding((*path, "host"), Fault.INVALID, detail, value=host)

@@ -23,7 +23,8 @@ RULES = Rules()
 )
 def _check_images(obj: Obj) -> Iterator[Finding]:
     spec = obj["spec"]
-    machines, path = spec["machines"], ("spec", "machines")
+    machines = spec["machines"]
+    path = ("spec", "machines")
     lookup = machines.get("imageLookup")
     if lookup is None and "image" not in machines:
         detail = "name a VirtualMachineImage on Harvester, or set imageLookup"
