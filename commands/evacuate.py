@@ -65,7 +65,7 @@ Examples:
   caphv evacuate harvester-2 --harvester-kubeconfig harvester.yaml --cancel   after its maintenance
 
 \b
-Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in time, 2 invalid \
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 invalid \
 usage or cannot be read.
 """,
 )

@@ -73,7 +73,7 @@ Examples:
   caphv park team-a/staging --dry-run                  only the checks
 
 \b
-Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in time, 2 invalid \
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 invalid \
 usage or cannot be read.
 """,
 )
@@ -100,7 +100,7 @@ Examples:
   caphv resume --all-on harvester.example.com --wait   after its hosts were started
 
 \b
-Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in time, 2 invalid \
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 invalid \
 usage or cannot be read.
 """,
 )

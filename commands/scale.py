@@ -42,7 +42,7 @@ Examples:
   caphv scale team-a/production --workers 5 --dry-run
 
 \b
-Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in time, 2 invalid \
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 invalid \
 usage or cannot be read.
 """,
 )

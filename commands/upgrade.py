@@ -41,7 +41,7 @@ Examples:
   caphv upgrade team-a/production --version v1.36.3+rke2r1 --wait --yes -o json
 
 \b
-Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in time, 2 invalid \
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 invalid \
 usage or cannot be read,
 3 the workers follow once the control plane is upgraded: run the command again.
 """,

@@ -47,7 +47,7 @@ tenth, then the rest
 \b
 Exit status: 0 done, requested or nothing to do, 1 clusters that cannot be rendered, an upgrade \
 that was reverted,
-stopped, left clusters out or is not done in time, 2 unreadable input, or wrong usage.
+stopped, left clusters out or timed out, 2 unreadable input, or wrong usage.
 """,
 )
 @cluster_options

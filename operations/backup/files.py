@@ -244,7 +244,7 @@ class _Reader:
     def read_index(self, name: str) -> Obj:
         """Return the index. Raises `BackupError`, because without it no file can be trusted."""
         try:
-            index = self._parse(name, self._read(name), _INDEX_LIMITS)
+            index = _parse(self._read(name), _INDEX_LIMITS)
         except SealError as error:
             raise BackupError(
                 f"the index of {self._folder} cannot be used: {name} {error}"
@@ -285,7 +285,7 @@ class _Reader:
         if hashlib.sha256(content).hexdigest() != entry["sha256"]:
             raise SealError("is not the file that was written: it was changed or damaged")
 
-        obj = self._parse(name, content, OBJECT_LIMITS)
+        obj = _parse(content, OBJECT_LIMITS)
         texts = (obj.get("apiVersion"), obj.get("kind"), at(obj, "metadata", "name"))
         if not all(isinstance(text, str) and text for text in texts):
             raise SealError("is not a Kubernetes object")
@@ -305,22 +305,23 @@ class _Reader:
             raise SealError(f"cannot be read: {error.strerror}") from None
         return self._opener.open(content) if self._opener else content
 
-    def _parse(self, name: str, content: bytes, limits: Limits) -> Obj:
-        """Return the JSON object of a file. Raises `SealError`."""
-        try:
-            value = load_json(content, limits)
-        except TextError as error:
-            raise SealError(f"{name} {error}") from None
-        if not isinstance(value, dict):
-            raise SealError(f"{name} is not a JSON object")
-        return value
-
 
 def is_kept(identity: ObjectId) -> bool:
     """Whether backups have objects of this kind: Cluster API's kinds and three core kinds."""
     return is_cluster_api(identity.group) or (
         not identity.group and identity.kind in ("ConfigMap", "Namespace", "Secret")
     )
+
+
+def _parse(content: bytes, limits: Limits) -> Obj:
+    """Return the JSON object in a file. Raises `SealError` for anything else."""
+    try:
+        value = load_json(content, limits)
+    except TextError as error:
+        raise SealError(str(error)) from None
+    if not isinstance(value, dict):
+        raise SealError("is not a JSON object")
+    return value
 
 
 def _are_entries(value: object) -> bool:

@@ -110,6 +110,8 @@ def _state_from_topology(cluster: Obj, objects: Objects) -> DesiredState:
     cluster_class = _class(cluster, objects)
     spec = cluster_class.obj.get("spec") or {}
     variables = variables_of(cluster_class.obj, cluster)
+    # For the template of the infrastructure, the core sets only the variables of the Cluster.
+    variables["builtin"].pop("controlPlane")
 
     pools = {}
     if spec.get("controlPlane"):

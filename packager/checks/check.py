@@ -265,8 +265,8 @@ def _check_kinds(contents: Sequence[_Content], settings: AddonSettings) -> Itera
 def _remedy(kind: kinds.Kind, defined: set[kinds.Kind], settings: AddonSettings) -> str:
     if kind in defined:
         return (
-            "its CRD is in another bundle, or in the templates of the same chart: add that bundle "
-            "to dependsOn"
+            "add the bundle with its CRD to dependsOn; a CRD in the templates of the same chart "
+            "belongs into the chart's folder crds"
         )
     version = settings.kubernetes_version or "this version of Kubernetes"
     return (

@@ -207,8 +207,10 @@ def _is_known(
     if check.requested != annotations_of(scope.obj).get(RECONCILE_AT_ANNOTATION, ""):
         return False
     remaining = check.checked_at + _REFUSED_SECONDS - time.monotonic()
-    scope.requeue_within(max(remaining, 1.0))
-    return remaining > 0
+    if remaining <= 0:
+        return False
+    scope.requeue_within(remaining)
+    return True
 
 
 async def _mark_retained(scope: ClusterScope, backup: Obj) -> None:

@@ -185,8 +185,9 @@ def test_hostile_files_are_named_and_do_no_harm(tmp_path: Path, content: bytes) 
     (tmp_path / "b" / "team" / "secret" / "identity.json").write_bytes(content)
     assert list(files.read(tmp_path / "b", None).missing) == ["Secret team/identity"]
     (tmp_path / "b" / "index.json").write_bytes(content)
-    with pytest.raises(BackupError, match="index"):
+    with pytest.raises(BackupError) as caught:
         files.read(tmp_path / "b", None)
+    assert str(caught.value).count("index.json") == 1
 
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
