@@ -121,6 +121,21 @@ def test_a_patch_that_is_not_understood_is_not_guessed() -> None:
     assert (effect.pools, effect.unknown) == ((), ("patch x is made by an extension",))
 
 
+def test_a_patch_of_the_infrastructure_gets_no_variables_of_the_control_plane() -> None:
+    objects = world()
+    cluster_class = next(obj for identity, obj in objects.items() if identity.kind == "ClusterClass")
+    patch = {"op": "add", "path": "/spec/template/spec/x", "valueFrom": {"variable": "builtin.controlPlane.version"}}
+    selector = {
+        "apiVersion": cluster_class["spec"]["infrastructure"]["templateRef"]["apiVersion"],
+        "kind": "HarvesterClusterTemplate",
+        "matchResources": {"infrastructureCluster": True},
+    }
+    cluster_class["spec"]["patches"].append(
+        {"name": "x", "definitions": [{"selector": selector, "jsonPatches": [patch]}]}
+    )
+    assert "builtin.controlPlane.version" in desired_state(KEY, objects).unknown[0]
+
+
 def test_a_new_cluster_creates_all_its_machines_and_needs_room_for_them() -> None:
     after = world()
     del after[id_of(next(obj for identity, obj in after.items() if identity.kind == "Cluster"))]
