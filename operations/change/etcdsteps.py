@@ -399,7 +399,9 @@ class _Scripts:
 
     def restore(self, server: Machine) -> str:
         once = (_IS_STOPPED, _CHECKS, _CHECK_FILE, _RESET)
-        return self._script(server, 'if ! test -e "$restored"; then\n', *once, "fi\n", _START)
+        condition = 'if ! test -e "$restored"; then\n'
+        # The lock, and the look for a unit, keep two resets from one database.
+        return self._script(server, _TOOLS, condition, *once, "fi\n", _START)
 
     def join(self, server: Machine, address: str) -> str:
         host = f"[{address}]" if ":" in address else address

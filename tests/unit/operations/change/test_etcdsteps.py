@@ -390,6 +390,16 @@ def test_a_server_that_runs_is_neither_restored_nor_joined(tmp_path: Path, which
     assert (guest.content, guest.resets) == ("old", 0)
 
 
+def test_a_server_that_is_being_reset_is_not_reset_once_more(tmp_path: Path) -> None:
+    """As by a second operator, or where the block is pasted alone."""
+    guest = RestoreGuest(tmp_path, name="cp-2")
+    stop, restore, _, _ = steps_on(guest)
+    assert guest.run(stop.script).returncode == 0
+    (guest.state / "reset-active").touch()
+    result = guest.run(restore.script)
+    assert (result.returncode, "a reset runs on this machine" in result.stderr, guest.resets) == (1, True, 0)
+
+
 def test_pods_that_ignore_a_signal_are_killed(tmp_path: Path) -> None:
     guest = RestoreGuest(tmp_path)
     stop, _, _, _ = steps_on(guest)
