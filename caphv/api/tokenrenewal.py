@@ -77,7 +77,12 @@ class Issued:
 
     def end(self) -> Issued:
         """Return the record of this token if it is not to be used any more, whatever the time."""
-        return replace(self, renew_at=_LONG_AGO, expires_at=_LONG_AGO)
+        return replace(self, renew_at=self.ends_at, expires_at=_LONG_AGO)
+
+    @property
+    def ends_at(self) -> datetime:
+        """When the token ends, also one that is not to be used: it may have to be revoked."""
+        return max(self.renew_at, self.expires_at)
 
     @property
     def overdue_at(self) -> datetime:

@@ -92,7 +92,9 @@ class TokenIssuer:
             return None
         management = self._context.management_cluster
         owner = Owner(_KIND, "", reading.name, uid_of(reading.identity), management)
-        return await tokenexchange.exchange(connect, source.credentials, reading.renewal, owner)
+        return await tokenexchange.exchange(
+            connect, source.credentials, reading.renewal, owner, kept and kept.credentials
+        )
 
     async def revoke(self, name: str, kept: Kept) -> Outcome:
         """Revoke the token of an identity on Harvester."""

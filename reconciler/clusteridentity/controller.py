@@ -300,7 +300,7 @@ class TokenRenewer:
                 state.former.append((kept, tries))
                 continue
             outcome = await self._issuer.revoke(name, kept)
-            if outcome is Outcome.UNKNOWN and kept.issued.is_usable(now):
+            if outcome is Outcome.UNKNOWN and now < kept.issued.ends_at:
                 again = tries.after(now, _FORMER_SECONDS, MAX_WAIT_SECONDS)
                 state.former.append((kept, again))
 
@@ -329,6 +329,8 @@ class TokenRenewer:
             self._identities.renewed.forget(name)
         if state := self._states.pop(name, None):
             await self._revoke_former(name, state, at_once=True)
+            if state.former:
+                self._states[name] = _State(former=state.former)
         if identity is not None:
             await status.write(self._context, identity, None, self._now())
         if secret is None or not has_secret:
@@ -346,6 +348,10 @@ class TokenRenewer:
         finalizers = secret["metadata"].get("finalizers") or []
         if not is_ours(secret) or RENEWED_TOKEN_FINALIZER not in finalizers:
             return None
+        state = self._states.get(name)
+        if state is not None:
+            # The end of the Secret may be seen before that of the identity.
+            await self._revoke_former(name, state, at_once=True)
         kept = await self._secrets.read_kept(secret)
         is_usable = kept is not None and kept.issued.is_usable(self._now())
         if is_usable and self._is_needed(name):
@@ -356,12 +362,14 @@ class TokenRenewer:
 
         # Only Harvester knows whether a token has ended: it is asked once in any case.
         is_unknown = kept and await self._issuer.revoke(name, kept) is Outcome.UNKNOWN
-        if is_unknown and is_usable:
+        if is_unknown and kept and self._now() < kept.issued.ends_at:
             await self._report_end(name, secret)
             state = self._states.setdefault(name, _State())
             tries = state.revocation.after(self._now(), _REVOKE_SECONDS, MAX_WAIT_SECONDS)
             state.revocation = tries
             return Result(tries.wait)
+        if state and state.former:
+            return Result(min(tries.wait for _, tries in state.former))
         self._states.pop(name, None)
         with contextlib.suppress(NotFound):
             await self._context.remove_finalizer(

@@ -105,7 +105,11 @@ def bound_uid(credentials: Credentials) -> str:
 
 
 async def exchange(
-    connect: Connect, credentials: Credentials, renewal: Renewal, owner: Owner
+    connect: Connect,
+    credentials: Credentials,
+    renewal: Renewal,
+    owner: Owner,
+    kept: Credentials | None = None,
 ) -> Token:
     """Return a token for the credentials in the user's Secret.
 
@@ -115,9 +119,10 @@ async def exchange(
     :param connect: returns a client
     :param credentials: the credentials in the user's Secret
     :param owner: the record of the HarvesterClusterIdentity
+    :param kept: the token that the identity has, None without one
     """
     async with connected(connect, credentials.access) as client:
-        account, bound, is_new = await _ensure_account(client, credentials.access, renewal, owner)
+        account, bound = await _ensure_account(client, credentials.access, renewal, owner)
         try:
             token = await _request_token(client, account, renewal.seconds, bound)
             text = await _kubeconfig(client, credentials, token, renewal, account)
@@ -125,7 +130,7 @@ async def exchange(
             # A token that does not work must not take the place of credentials that do.
             await _test(connect, issued.credentials)
         except (ExchangeError, KubeconfigError, RequestError) as error:
-            if is_new and bound:
+            if bound and bound["uid"] != (bound_uid(kept) if kept else ""):
                 # Nothing else would delete it, and what was issued with it.
                 with contextlib.suppress(RequestError):
                     await _delete(client, Key(account.namespace, bound["name"]), bound["uid"])
@@ -207,8 +212,8 @@ async def _delete(client: ApiClient, key: Key, uid: str) -> None:
 
 async def _ensure_account(
     client: ApiClient, access: Kubeconfig, renewal: Renewal, owner: Owner
-) -> tuple[Key, Obj | None, bool]:
-    """Return the account that gets the token, what binds it, and whether this is new.
+) -> tuple[Key, Obj | None]:
+    """Return the account that gets the token, and what binds it.
 
     Creates what the identity names. Tokens of an account that may not create Secrets in its
     namespace are not bound.
@@ -221,9 +226,9 @@ async def _ensure_account(
                 "spec.tokenRenewal.serviceAccount, so that the provider creates one with them"
             )
         try:
-            return current.account, *await _ensure_bound(client, current.account, owner)
+            return current.account, await _ensure_bound(client, current.account, owner)
         except Forbidden:
-            return current.account, None, False
+            return current.account, None
 
     key = renewal.account
     account = Account(key.name, key.namespace, renewal.targets)
@@ -233,10 +238,10 @@ async def _ensure_account(
         # Another identity has claimed it meanwhile, which its record tells.
         await _claim(client, account, owner)
     await identityaccount.create(client, account, client.server, lasting_token=False)
-    bound, is_new = await _ensure_bound(client, key, owner)
+    bound = await _ensure_bound(client, key, owner)
     for resource, obj in _own_rights(key, owner, bound):
         await client.apply(resource, obj, manager=identityaccount.MANAGER)
-    return key, bound, is_new
+    return key, bound
 
 
 async def _claim(client: ApiClient, account: Account, owner: Owner) -> None:
@@ -348,22 +353,20 @@ def _own_rights(account: Key, owner: Owner, bound: Obj) -> list[tuple[Resource, 
     ]
 
 
-async def _ensure_bound(client: ApiClient, account: Key, owner: Owner) -> tuple[Obj, bool]:
-    """Return name and uid of the Secret to which tokens are bound, and whether it is new."""
+async def _ensure_bound(client: ApiClient, account: Key, owner: Owner) -> Obj:
+    """Return name and uid of the Secret to which tokens are bound."""
     name = bound_name(owner.uid, owner.management_cluster, account.name)
     metadata = {"name": name, "namespace": account.namespace, **_annotations(owner)}
-    is_new = True
     try:
         secret = await client.create(SECRETS, {"metadata": metadata, "type": "Opaque"})
     except AlreadyExists:
-        is_new = False
         secret = await client.get(SECRETS, name, account.namespace)
         if ownership_of(secret, owner) is not Ownership.OURS:
             raise ExchangeError(
                 f"Secret {account.namespace}/{name} on Harvester does not belong to "
                 f"{owner.kind} {owner.name}: delete it"
             ) from None
-    return {"name": name, "uid": uid_of(secret)}, is_new
+    return {"name": name, "uid": uid_of(secret)}
 
 
 async def _request_token(client: ApiClient, account: Key, seconds: int, bound: Any) -> str:

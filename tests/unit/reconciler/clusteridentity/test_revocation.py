@@ -10,7 +10,7 @@ from caphv.api.identities import Refused
 from caphv.api.names import RENEWED_TOKEN_FINALIZER
 from caphv.api.object import NAMESPACES, SECRETS, Key, Obj
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES, HARVESTER_CLUSTERS
-from caphv.runtime.errors import Unauthorized, Unreachable
+from caphv.runtime.errors import Forbidden, Unauthorized, Unreachable
 from reconciler.remote.clusteridentities import NotRead
 from tests.support.reconciler.renewing import ACCOUNT, DOWN, KEPT, NAME, OWN, Renewing, live
 from tests.support.reconciler.tokenissuer import USER_TOKEN, bound_secrets
@@ -299,4 +299,90 @@ async def test_a_cluster_that_may_not_use_an_identity_does_not_hold_its_revocati
     case.readable.renewed.observe(denied, None)
     for _ in range(3):
         await case.reconcile()
+    assert list(bound_secrets(case.issuer)) == []
+
+
+@pytest.mark.parametrize("identity_is_seen_first", [True, False])
+async def test_tokens_of_a_former_account_are_revoked_in_whatever_order_the_ends_are_seen(
+    monkeypatch: pytest.MonkeyPatch, identity_is_seen_first: bool
+) -> None:
+    case = Renewing(monkeypatch)
+    case.put_any()
+    await live([case], 60)
+    former = case.access()
+    case.renew_with(expirationSeconds=600, serviceAccount={**ACCOUNT, "namespace": "others"})
+    await case.reconcile()
+    assert case.kept is not None
+    if identity_is_seen_first:
+        end_identity(case)
+    else:
+        case.kept["metadata"]["deletionTimestamp"] = "2026-11-27T08:00:00Z"
+    for _ in range(3):
+        await case.reconcile()
+    with pytest.raises(Unauthorized):
+        await case.client(former).get(NAMESPACES, "kube-system")
+
+
+async def test_a_token_that_was_rejected_for_a_while_is_revoked_after_an_outage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where one of several API servers does not know the token: it is left, and works on."""
+    case = Renewing(monkeypatch)
+    case.put_any()
+    await live([case], 60)
+    token = case.access()
+    accept = case.issuer.check
+
+    def reject(text: str) -> None:
+        if text == token.token:
+            raise Unauthorized(401, "Unauthorized", "Unauthorized")
+        accept(text)
+
+    monkeypatch.setattr(case.issuer, "check", reject)
+    case.issuer.errors["create Secret"] = DOWN
+    case.reject(token)
+    await case.reconcile()
+    assert case.access().token == USER_TOKEN
+
+    monkeypatch.setattr(case.issuer, "check", accept)
+    case.issuer.errors.clear()
+    end_identity(case)
+    case.issuer.outage = DOWN
+    for _ in range(3):
+        await case.reconcile()
+        case.clock.pass_time(5)
+    case.issuer.outage = None
+    case.clock.pass_time(60)
+    await case.reconcile()
+    assert case.kept is None
+    with pytest.raises(Unauthorized):
+        await case.client(token).get(NAMESPACES, "kube-system")
+
+
+async def test_what_an_earlier_attempt_left_does_not_keep_a_token_that_failed_its_test(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    apply = case.issuer.apply
+
+    async def refuse_own_role(resource: Any, obj: Obj, **options: Any) -> Obj:
+        if obj["metadata"]["name"].startswith("caphv-renewal-"):
+            raise Forbidden(403, "Forbidden", "may not grant")
+        return await apply(resource, obj, **options)
+
+    monkeypatch.setattr(case.issuer, "apply", refuse_own_role)
+    await case.reconcile()
+    assert len(list(bound_secrets(case.issuer))) == 1
+    monkeypatch.setattr(case.issuer, "apply", apply)
+
+    accept = case.issuer.check
+
+    def check(token: str) -> None:
+        if token != USER_TOKEN:
+            raise Unauthorized(401, "Unauthorized", "Unauthorized")
+        accept(token)
+
+    monkeypatch.setattr(case.issuer, "check", check)
+    case.clock.pass_time(600)
+    await case.reconcile()
     assert list(bound_secrets(case.issuer)) == []
