@@ -93,7 +93,7 @@ class TokenIssuer:
         management = self._context.management_cluster
         owner = Owner(_KIND, "", reading.name, uid_of(reading.identity), management)
         return await tokenexchange.exchange(
-            connect, source.credentials, reading.renewal, owner, kept and kept.credentials
+            connect, source.credentials, reading.renewal, owner, kept.credentials if kept else None
         )
 
     async def revoke(self, name: str, kept: Kept) -> Outcome:
