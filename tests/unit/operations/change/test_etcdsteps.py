@@ -390,7 +390,7 @@ def test_a_server_that_runs_is_neither_restored_nor_joined(tmp_path: Path, which
     assert (guest.content, guest.resets) == ("old", 0)
 
 
-def test_a_server_that_is_being_reset_is_not_reset_once_more(tmp_path: Path) -> None:
+def test_a_second_reset_of_a_server_is_refused(tmp_path: Path) -> None:
     """As by a second operator, or where the block is pasted alone."""
     guest = RestoreGuest(tmp_path, name="cp-2")
     stop, restore, _, _ = steps_on(guest)
