@@ -75,10 +75,10 @@ class _RecordedTree(Mapping[str, bytes]):
         return content
 
     def __iter__(self) -> Iterator[str]:
-        raise NotImplementedError("rendering reads files by path")
+        raise TypeError("rendering reads files by path only")
 
     def __len__(self) -> int:
-        raise NotImplementedError("rendering reads files by path")
+        raise TypeError("rendering reads files by path only")
 
 
 @dataclass(frozen=True, slots=True)
