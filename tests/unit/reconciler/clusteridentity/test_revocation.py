@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -154,6 +155,18 @@ async def test_the_token_of_an_identity_that_is_created_again_at_once_is_revoked
     assert len(list(bound_secrets(case.issuer))) == 1
 
 
+def reject(case: Renewing, monkeypatch: pytest.MonkeyPatch, is_rejected: Callable[[str], bool]) -> None:
+    """Let Harvester answer 401 to some tokens."""
+    accept = case.issuer.check
+
+    def check(token: str) -> None:
+        if is_rejected(token):
+            raise Unauthorized(401, "Unauthorized", "Unauthorized")
+        accept(token)
+
+    monkeypatch.setattr(case.issuer, "check", check)
+
+
 def end_identity(case: Renewing) -> Obj:
     """Delete the identity, as the watch reports it; return what it was."""
     identity = case.management.find("HarvesterClusterIdentity", NAME)
@@ -243,13 +256,7 @@ async def test_an_exchange_whose_token_does_not_work_leaves_nothing_on_harvester
 ) -> None:
     case = Renewing(monkeypatch)
     accept = case.issuer.check
-
-    def check(token: str) -> None:
-        if token != USER_TOKEN:
-            raise Unauthorized(401, "Unauthorized", "Unauthorized")
-        accept(token)
-
-    monkeypatch.setattr(case.issuer, "check", check)
+    reject(case, monkeypatch, lambda token: token != USER_TOKEN)
     await case.reconcile()
     monkeypatch.setattr(case.issuer, "check", accept)
     case.renew_with()
@@ -332,13 +339,7 @@ async def test_a_token_that_was_rejected_for_a_while_is_revoked_after_an_outage(
     await live([case], 60)
     token = case.access()
     accept = case.issuer.check
-
-    def reject(text: str) -> None:
-        if text == token.token:
-            raise Unauthorized(401, "Unauthorized", "Unauthorized")
-        accept(text)
-
-    monkeypatch.setattr(case.issuer, "check", reject)
+    reject(case, monkeypatch, lambda text: text == token.token)
     case.issuer.errors["create Secret"] = DOWN
     case.reject(token)
     await case.reconcile()
@@ -375,14 +376,7 @@ async def test_what_an_earlier_attempt_left_does_not_keep_a_token_that_failed_it
     assert len(list(bound_secrets(case.issuer))) == 1
     monkeypatch.setattr(case.issuer, "apply", apply)
 
-    accept = case.issuer.check
-
-    def check(token: str) -> None:
-        if token != USER_TOKEN:
-            raise Unauthorized(401, "Unauthorized", "Unauthorized")
-        accept(token)
-
-    monkeypatch.setattr(case.issuer, "check", check)
+    reject(case, monkeypatch, lambda token: token != USER_TOKEN)
     case.clock.pass_time(600)
     await case.reconcile()
     assert list(bound_secrets(case.issuer)) == []
