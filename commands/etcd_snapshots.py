@@ -35,9 +35,8 @@ Examples:
   caphv etcd snapshots team-a/production
   caphv etcd snapshots team-a/production -o json | jq -r '.items[] | select(.s3).location'
 
-\b
-Exit status: 0 there is a snapshot, and all can be restored, 1 otherwise, 2 the workload cluster \
-cannot be queried.
+Exit status: 0 there are snapshots, and all can be restored, 1 otherwise, 2 the workload cluster
+cannot be read.
 """,
 )
 @cluster_argument
@@ -46,11 +45,11 @@ cannot be queried.
 @management_options
 @fill(scope=ScopeOptions)
 def snapshots(cluster: str, *, output: str, scope: ScopeOptions) -> None:
-    """List the snapshots that RKE2 or K3s took of etcd, the newest first.
+    """List the snapshots that RKE2 or K3s took of a cluster's etcd, the newest first.
 
-    A snapshot has a line for its file on a control plane machine, and one for its copy in the S3
-    store. `failed` copies were not written, `lost` ones were on a machine that no longer exists.
-    The list comes from ETCDSnapshotFiles in the workload cluster, whose API has to answer.
+    Each copy of a snapshot has a line: the file on a control plane machine, and the object in the
+    S3 store. A `failed` copy was not written; a `lost` copy was on a machine that no longer exists.
+    The command reads ETCDSnapshotFiles in the workload cluster, whose API server must answer.
     """
     key = selection((cluster,), scope).keys[0]
     with patient_progress() as step:

@@ -33,34 +33,33 @@ _MAX_MACHINES = 1000
 
 
 @click.command(
-    short_help="Change the number of a cluster's machines.",
+    short_help="Change the number of machines of a cluster.",
     epilog="""\b
 Examples:
-  caphv scale team-a/production --workers 5               the only worker pool
+  caphv scale team-a/production --workers 5               for a single worker pool
   caphv scale team-a/production --workers md-0=5 --workers gpu=2
   caphv scale team-a/production --control-plane 3 --wait
   caphv scale team-a/production --workers 5 --dry-run
 
-\b
-Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 invalid \
-usage or cannot be read.
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 usage error or a
+server cannot be read.
 """,
 )
 @cluster_argument
 @click.option(
     "--control-plane",
     type=click.IntRange(0, 99),
-    metavar="N",
-    help="Control plane machines; an odd number.",
+    metavar="REPLICAS",
+    help="Number of control plane machines; must be odd.",
 )
 @click.option(
     "--workers",
     "pools",
     multiple=True,
-    metavar="[POOL=]N",
-    help="Machines of a worker pool; repeatable.",
+    metavar="[POOL=]REPLICAS",
+    help="Number of machines of a worker pool. Repeatable.",
 )
-@click.option("--force", is_flag=True, help="Change it although a check failed.")
+@click.option("--force", is_flag=True, help="Scale even if a check fails.")
 @wait_options("30m")
 @change_options
 @insecure_option
@@ -78,10 +77,13 @@ def scale(
 ) -> None:
     """Change the number of control plane machines or workers of a cluster.
 
-    With a topology the Cluster is changed, without one the control plane object and the
-    MachineDeployments. Before any change, the command checks that the cluster is not paused,
-    deleted or managed by GitOps. It also checks the quorum of etcd and, for more machines, free
-    addresses and room on hosts. POOL is the name in the topology, or of the MachineDeployment.
+    POOL is the name of a machine deployment in the topology, or of a MachineDeployment; leave it
+    out if there is only one. With a topology the command changes the Cluster, otherwise the control
+    plane object and the MachineDeployments.
+
+    Before any change, the command checks that the cluster is not paused, being deleted or managed
+    by GitOps, and that etcd keeps its quorum. For more machines, it also checks free addresses and
+    capacity on the hosts.
     """
     from operations.change.changes import ChangeError
 
