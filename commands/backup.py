@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Save clusters with all that they need as files.",
+    short_help="Save clusters and everything they need as files.",
     epilog="""\b
 Examples:
   caphv backup -A backups/2026-11-22                 all clusters
   caphv backup team-a/shop backups/shop --passphrase-file passphrase
-  caphv backup -A backups/today --ip-pools           with addresses in use
-  caphv backup -A backups/today --dry-run            show what would be saved
+  caphv backup -A backups/today --ip-pools           also save IPPools with addresses in use
+  caphv backup -A backups/today --dry-run            only show what would be saved
   caphv restore backups/2026-11-22                   restore it
 
-\b
-Exit status: 0 everything was saved, 1 what you may not read is missing, 2 nothing was saved.
+Exit status: 0 everything was saved, 1 objects that you may not read are missing, 2 nothing was
+saved.
 """,
 )
 @clusters_argument()
@@ -52,13 +52,13 @@ Exit status: 0 everything was saved, 1 what you may not read is missing, 2 nothi
 @click.option(
     "--unencrypted",
     is_flag=True,
-    help="Write Secrets in plain text. Anyone who can read the files gets the credentials.",
+    help=("Write Secrets in plain text: anyone who can read the files gets the credentials."),
 )
 @passphrase_options
 @click.option(
     "--ip-pools",
     is_flag=True,
-    help="Save the IPPools that the clusters use, too: their Harvesters are read.",
+    help="Also save the IPPools that the clusters use; this reads Harvester.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be saved, and write nothing.")
 @management_options
@@ -73,13 +73,14 @@ def backup(
     dry_run: bool,
     scope: ScopeOptions,
 ) -> None:
-    """Save clusters with their identities, classes, templates and Secrets into the new directory
+    """Save clusters with their identities, ClusterClasses, templates and Secrets in a new directory
     DIR.
 
-    Nothing is changed or paused, and clusters with problems are saved, too. Objects are read as of
-    one moment. Files are encrypted with a passphrase and readable only by you. VMs, disks and the
-    content of workload clusters are not part of it, nor are bundles: Git has them. Of Harvester,
-    only IPPools can be saved.
+    The command changes nothing, pauses nothing, and also saves clusters with problems. It reads all
+    objects as of one moment. The files are encrypted with a passphrase and readable only by you.
+
+    A backup does not contain VMs, disks or the content of workload clusters, nor bundles, which are
+    in Git. From Harvester it can contain only IPPools.
     """
     from operations.backup import files
     from operations.backup.sealing import Sealer

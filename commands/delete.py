@@ -36,35 +36,36 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Delete a cluster, or say what its deletion waits for.",
+    short_help="Delete a cluster, or explain what its deletion waits for.",
     epilog="""\b
 Examples:
   caphv delete team-a/old --explain
   caphv delete team-a/old --dry-run
   caphv delete team-a/old
-  caphv delete team-a/old --force       when its Harvester does not answer any more
+  caphv delete team-a/old --force       if its Harvester no longer answers
 
-\b
-Exit status: 0 done, 1 aborted, or (with --explain) the deletion is stuck, 2 the management \
-cluster cannot be read, or Rancher provisions the cluster.
+Exit status: 0 done, 1 aborted, or with --explain the deletion is stuck, 2 the management cluster
+cannot be read, or Rancher provisions the cluster.
 """,
 )
 @cluster_argument
-@click.option("--explain", is_flag=True, help="Change nothing; say what the deletion waits for.")
+@click.option(
+    "--explain", is_flag=True, help="Explain what the deletion waits for, and change nothing."
+)
 @click.option(
     "--force",
     is_flag=True,
     help=(
-        "Delete the cluster even if Harvester does not answer, and save a list of what may remain "
-        "there."
+        "Delete the cluster even if Harvester does not answer, and save a list of what "
+        "may remain there."
     ),
 )
 @click.option(
     "--save",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File for that list.  [default: NAMESPACE-NAME-leftovers.yaml]",
+    help=("File for the list that --force saves.  [default: NAMESPACE-NAME-leftovers.yaml]"),
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and change nothing.")
 @management_options
 @fill(change=ChangeOptions, scope=ScopeOptions)
@@ -77,10 +78,12 @@ def delete(
     change: ChangeOptions,
     scope: ScopeOptions,
 ) -> None:
-    """Delete a Cluster with all that belongs to it, on the management cluster and on Harvester.
+    """Delete a Cluster with everything that belongs to it, on the management cluster and on
+    Harvester.
 
-    With --force the provider leaves behind what it cannot delete on a Harvester that does not
-    answer. While Harvester answers, --force changes nothing: everything is deleted as usual.
+    The command requests the deletion and does not wait for its end; --explain says what it waits
+    for. With --force, the provider also completes the deletion if Harvester does not answer, and
+    leaves behind what it cannot delete there. While Harvester answers, --force has no effect.
     """
     from operations.change.changes import ChangeError
     from operations.change.deletion import check_deletable, save_leftovers

@@ -68,23 +68,33 @@ Examples:
   caphv move team-a/production --to-kubeconfig new-management.yaml
   caphv move -n team-a --to-kubeconfig new-management.yaml --yes      all clusters of a namespace
 
-\b
-Exit status: 0 moved, or (with --dry-run) possible, 1 aborted or not completed, 2 a management \
-cluster cannot be read,
-and nothing was changed.
+Exit status: 0 moved, or with --dry-run the move is possible, 1 aborted or incomplete, 2 a
+management cluster cannot be read, and nothing was changed.
 """,
 )
 @clusters_argument()
 @namespace_options
-@click.option("--to-kubeconfig", default="", help="Kubeconfig of the new management cluster.")
-@click.option("--to-context", default="", help="Context of that kubeconfig.")
-@timeout_option("10m", "Maximum time to wait for adoption.")
+@click.option(
+    "--to-kubeconfig",
+    default="",
+    metavar="FILE",
+    help=(
+        "Kubeconfig of the target management cluster.  [default: KUBECONFIG, else ~/.kube/config]"
+    ),
+)
+@click.option(
+    "--to-context",
+    default="",
+    metavar="NAME",
+    help="Context in that kubeconfig.  [default: the current one]",
+)
+@timeout_option("10m", "Maximum time to wait until the target has adopted the VMs.")
 @click.option(
     "--force",
     is_flag=True,
     help=(
-        "Move them although a VM is absent, a shared ConfigMap differs, the target refuses a dry "
-        "run or the pause is not confirmed."
+        "Move the clusters even if a VM does not exist, a shared ConfigMap differs, "
+        "the target refuses a dry run or the pause is not confirmed."
     ),
 )
 @change_options
@@ -94,11 +104,12 @@ and nothing was changed.
 def move(clusters: tuple[str, ...], options: MoveOptions) -> None:
     """Move clusters with all their objects to another management cluster; their VMs keep running.
 
-    The clusters are paused, created paused on the target and read back. Then the pause ends there,
-    and the provider of the target adopts VMs, disks and addresses. Only when Harvester says that
-    each VM belongs to the target, the objects are deleted on the source, without an effect on
-    Harvester. ClusterClasses, identities, namespaces and templates that other clusters own, too,
-    stay there. Interrupted or repeated, the command continues where it ended.
+    The command pauses the clusters, creates them paused on the target and reads them back. Then it
+    ends the pause on the target, whose provider adopts VMs, disks and addresses. Only when
+    Harvester confirms that each VM belongs to the target, the command deletes the objects on the
+    source, which does not affect Harvester. ClusterClasses, identities, namespaces and templates
+    that other clusters own as well stay on the source. After an interruption, run the command again
+    to continue.
     """
     from operations.backup.preflight import blocking_errors
 
