@@ -48,11 +48,6 @@ from commands.output.quiet import quiet_publishing
 if TYPE_CHECKING:
     from packager.rendering.bundler import Batch
 
-_EXIT_STATUS = """\
-Exit status: 0 done or nothing to do, 1 differences, or clusters that cannot be rendered, 2 usage
-error or unreadable input.
-"""
-
 
 @click.group(
     context_settings=CONTEXT_SETTINGS,
@@ -126,7 +121,7 @@ class PushOptions(BundleOptions):
 
 @bundles.command(
     short_help="Print bundles, or write them to a directory.",
-    epilog=f"""\b
+    epilog="""\b
 Examples:
   caphv bundles render cluster.yaml                            all files as one stream
   kubectl get clusters -A -o yaml | caphv bundles render -     clusters from standard input
@@ -136,7 +131,8 @@ versions
   caphv bundles render --repo https://git.example.com/fleet.git -o gitrepo --client-secret fleet-git
                                                                the GitRepos of a repository
 
-{_EXIT_STATUS}""",
+Exit status: 0 done, 1 clusters cannot be rendered, 2 usage error or unreadable input.
+""",
 )
 @cluster_options
 @render_options
@@ -165,7 +161,7 @@ versions
     type=click.IntRange(1),
     default=None,
     metavar="NUMBER",
-    help=("With -o gitrepo: number of GitRepos per workspace.  [default: one per namespace]"),
+    help="With -o gitrepo: number of GitRepos per workspace.  [default: one per namespace]",
 )
 @fill(options=PrintOptions)
 def render(options: PrintOptions) -> None:
@@ -266,14 +262,16 @@ def _gitrepos(options: PrintOptions, given: SelectedClusters) -> tuple[str, Batc
 
 @bundles.command(
     short_help="Show what a push would change.",
-    epilog=f"""\b
+    epilog="""\b
 Examples:
   caphv bundles diff clusters/ --repo https://git.example.com/fleet.git
   caphv bundles diff --folder fleet/ -o table                   clusters with the number of lines
   caphv bundles diff cluster.yaml --folder fleet/               one cluster
   caphv bundles diff clusters/ --prune --folder fleet/          with removals, as `push --prune`
 
-{_EXIT_STATUS}""",
+Exit status: 0 no differences, 1 differences, or clusters that cannot be rendered, 2 usage error
+or unreadable input.
+""",
 )
 @cluster_options
 @render_options
@@ -294,14 +292,16 @@ def diff(options: DiffOptions, *, partial: bool) -> None:
 
 @bundles.command(
     short_help="Check that a repository matches its clusters.",
-    epilog=f"""\b
+    epilog="""\b
 Examples:
   caphv bundles verify --repo https://git.example.com/fleet.git             against the \
 management cluster
   caphv bundles verify clusters/ --folder fleet/ -o json                    in a pipeline
   caphv bundles verify -n team-a --repo https://git.example.com/fleet.git   one namespace
 
-{_EXIT_STATUS}""",
+Exit status: 0 no differences, 1 differences, or clusters that cannot be rendered, 2 usage error
+or unreadable input.
+""",
 )
 @cluster_options
 @render_options
@@ -320,14 +320,16 @@ def verify(options: VerifyOptions) -> None:
 
 @bundles.command(
     short_help="Commit the bundles of all clusters in one commit.",
-    epilog=f"""\b
+    epilog="""\b
 Examples:
   caphv bundles push clusters/ --repo https://git.example.com/fleet.git
   caphv bundles push --repo git@git.example.com:fleet.git --path add-ons --review caphv/bundles
   caphv bundles push clusters/ --prune --max-prune 9 --repo https://git.example.com/fleet.git
                                also remove up to 9 bundles of clusters that are not in the directory
 
-{_EXIT_STATUS}""",
+Exit status: 0 done or nothing to do, 1 clusters cannot be rendered, or changes were held back or
+rejected, 2 usage error or unreadable input.
+""",
 )
 @cluster_options
 @render_options
@@ -366,12 +368,13 @@ def push(options: PushOptions) -> None:
 @bundles.command(
     "list",
     short_help="List the clusters of a repository with their versions.",
-    epilog=f"""\b
+    epilog="""\b
 Examples:
   caphv bundles list --repo https://git.example.com/fleet.git
   caphv bundles list --folder fleet/ -o json
 
-{_EXIT_STATUS}""",
+Exit status: 0 done, 1 the lock file of a cluster is missing or invalid, 2 usage error or unreadable input.
+""",
 )
 @repository_options
 @output_option("table", "json", "yaml")

@@ -115,14 +115,15 @@ reverted or stopped, left clusters out or timed out, 2 usage error or unreadable
 @output_option("table", "json", "yaml")
 @fill(options=waves.UpgradeOptions)
 def upgrade(options: waves.UpgradeOptions) -> None:
-    """Change the pinned versions of charts and templates, for clusters by --selector, --count,
-    --waves or --all.
+    """Change the pinned versions of charts and templates.
 
-    No other command changes pinned versions, and other clusters stay unchanged. With --waves, the
-    command commits caphv-upgrade.yaml, and the packager in the management cluster upgrades one wave
-    after another. If Fleet does not report a wave ready in time, the packager reverts the wave in
-    one commit and ends the upgrade. Run the command again to continue: it leaves out clusters that
-    are already upgraded.
+    Select the clusters with --selector, --count, --waves or --all; others stay unchanged. No other
+    command changes pinned versions.
+
+    With --waves, the command commits caphv-upgrade.yaml, and the packager in the management cluster
+    upgrades one wave after another. If Fleet does not report a wave ready in time, the packager
+    reverts the wave in one commit and ends the upgrade. Run the command again to continue: it
+    leaves out clusters that are already upgraded.
     """
     waves.check(options)
     if options.stop:

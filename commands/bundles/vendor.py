@@ -57,13 +57,13 @@ def vendor(options: CheckOptions) -> None:
     from packager.rendering import vendored
 
     if not (options.charts or options.fetch or options.chart_repo):
-        raise click.UsageError("name the source of charts: --charts FOLDER, or --fetch")
+        raise click.UsageError("name the source of charts: --charts DIRECTORY, or --fetch")
     with progress() as step:
         given = read_clusters(options, step)
         if not given.clusters and not given.input.unreadable:
             raise InputError(
-                "no Cluster was given: of ClusterDefinitions, give the manifests that caphv "
-                "packager sync commits"
+                "no Cluster was given: instead of ClusterDefinitions, pass the manifests that "
+                "`caphv packager sync` commits"
             )
         bundler = bundler_of(options, step)
         # A vendored chart may have any version, because Fleet does not download it.

@@ -29,7 +29,7 @@ FLAGS = (
     Flag(
         "--distribution",
         ("spec", "distribution"),
-        "rke2|k3s|kubeadm",
+        "[rke2|k3s|kubeadm]",
         "Distribution of Kubernetes.  [default: rke2]",
         "Distribution (rke2, k3s, kubeadm)",
         "rke2",
@@ -112,7 +112,7 @@ FLAGS = (
     Flag(
         "--worker-cpu-pinning",
         ("spec", "workers", EACH, "cpuPinning"),
-        "true|false",
+        "[true|false]",
         "Pin each CPU core of a worker to a physical core of its own.",
         value=values.switch,
         choices=_SWITCH,
@@ -120,7 +120,7 @@ FLAGS = (
     Flag(
         "--worker-isolate-emulator-thread",
         ("spec", "workers", EACH, "isolateEmulatorThread"),
-        "true|false",
+        "[true|false]",
         "Run QEMU of a worker on an additional physical core.",
         value=values.switch,
         choices=_SWITCH,
@@ -128,7 +128,7 @@ FLAGS = (
     Flag(
         "--worker-numa-passthrough",
         ("spec", "workers", EACH, "numaPassthrough"),
-        "true|false",
+        "[true|false]",
         "Expose the NUMA cells of the host to workers.",
         value=values.switch,
         choices=_SWITCH,
@@ -136,7 +136,7 @@ FLAGS = (
     Flag(
         "--worker-hugepages",
         ("spec", "workers", EACH, "hugepages"),
-        "2Mi|1Gi",
+        "[2Mi|1Gi]",
         "Size of the host's huge pages that back the memory of workers.",
         choices=("2Mi", "1Gi"),
     ),

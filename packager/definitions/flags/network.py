@@ -9,7 +9,7 @@ FLAGS = (
     Flag(
         "--cni",
         ("spec", "addons", "cni", "name"),
-        "calico|canal|cilium|none",
+        "[calico|canal|cilium|none]",
         "CNI plugin.  [default: calico with rke2, otherwise none]",
         "CNI plugin (empty for the default)",
         choices=("calico", "canal", "cilium", "none"),
@@ -40,7 +40,7 @@ FLAGS = (
     Flag(
         "--cni-bgp",
         ("spec", "addons", "cni", "bgp"),
-        "Enabled|Disabled",
+        "[Enabled|Disabled]",
         "Whether the CNI plugin uses BGP.",
         choices=("Enabled", "Disabled"),
     ),

@@ -78,7 +78,7 @@ FLAGS = (
     Flag(
         "--cis-profile",
         ("spec", "hardening", "cisProfile"),
-        "cis|cis-1.23",
+        "[cis|cis-1.23]",
         "CIS profile of RKE2.",
         choices=("cis", "cis-1.23"),
     ),
