@@ -52,7 +52,7 @@ saved.
 @click.option(
     "--unencrypted",
     is_flag=True,
-    help=("Write Secrets in plain text: anyone who can read the files gets the credentials."),
+    help="Write Secrets in plain text: anyone who can read the files gets the credentials.",
 )
 @passphrase_options
 @click.option(
@@ -92,7 +92,7 @@ def backup(
         )
     chosen = selection(clusters, scope)
     if unencrypted and passphrase_file:
-        raise click.UsageError("--unencrypted and --passphrase-file exclude each other")
+        raise click.UsageError("--unencrypted and --passphrase-file are mutually exclusive")
     # The passphrase is asked for before the work, and not for a dry run.
     sealer = None
     try:
@@ -114,13 +114,13 @@ def backup(
             count = files.write(directory, content, sealer)
             form = "encrypted. Keep the passphrase elsewhere"
             if sealer is None:
-                form = "in plain text. Everybody who can read the files gets all Secrets"
+                form = "in plain text. Anyone who can read the files gets all Secrets"
             echo(f"Saved {counted(count, 'file')} to {directory}, {form}")
     except files.BackupError as error:
         raise InputError(str(error)) from None
 
     if content.unseen:
-        click.echo("The backup is not complete: your account may not read all of it", err=True)
+        click.echo("The backup is incomplete: your account may not read everything", err=True)
         sys.exit(1)
 
 
@@ -157,8 +157,8 @@ def _show(content: Backup) -> None:
         echo(f"not saved: {cluster}: Rancher provisions it; back up Rancher", err=True)
     for cluster in clusters_of_rancher(content):
         echo(
-            f"not whole: {cluster}: Rancher provisions it, and its objects are not saved; a "
-            "restore refuses this backup: back up Rancher",
+            f"incomplete: {cluster}: Rancher provisions it, and its objects are not saved; a "
+            "restore refuses this backup. Back up Rancher",
             err=True,
         )
     for unseen in content.unseen:

@@ -149,8 +149,8 @@ def renew(options: TokenOptions) -> None:
         # expires has no Secret; then even the newest Secret holds a former token.
         run(deliver(content, account.key, workload))
         click.echo(
-            "wrote Secret kube-system/harvester-cloud-config; restart Pods that read it at start "
-            "only",
+            "wrote Secret kube-system/harvester-cloud-config; restart Pods that read it only at "
+            "startup",
             err=True,
         )
         run(delete_former(options, keep_newest=not options.expires_in))

@@ -63,7 +63,7 @@ cannot be read, or Rancher provisions the cluster.
 @click.option(
     "--save",
     type=click.Path(path_type=Path, dir_okay=False),
-    help=("File for the list that --force saves.  [default: NAMESPACE-NAME-leftovers.yaml]"),
+    help="File for the list that --force saves.  [default: NAMESPACE-NAME-leftovers.yaml]",
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and change nothing.")
@@ -91,7 +91,7 @@ def delete(
     from operations.status.assembly import parts_of
 
     if explain and (force or change.dry_run):
-        raise click.UsageError("--explain changes nothing: give it alone")
+        raise click.UsageError("--explain cannot be used with --force or --dry-run")
     chosen = selection((cluster,), scope)
     if explain:
         _explain_remains(chosen, scope)
@@ -117,11 +117,11 @@ def delete(
         # leftovers.
         file = save or Path(f"{parts.key.namespace}-{parts.key.name}-leftovers.yaml")
         save_leftovers(parts, file)
-        click.echo(f"saved what may remain on Harvester to {file}")
-        click.echo(f"  find it when Harvester answers again: {remedies.LIST_LEFTOVERS}")
+        click.echo(f"saved a list of what may remain on Harvester to {file}")
+        click.echo(f"  to find it when Harvester answers again: {remedies.LIST_LEFTOVERS}")
     run(_delete(parts, scope, force=force))
     click.echo(
-        f"Deletion of cluster {parts.key} has begun. What it waits for: "
+        f"Deletion of cluster {parts.key} has begun. To see what it waits for: "
         f"{remedies.EXPLAIN_DELETION(ref=parts.key)}"
     )
 
@@ -144,7 +144,7 @@ def _explain_remains(chosen: Selection, management: ManagementOptions) -> None:
     if remains is None:
         return
 
-    echo(f"Cluster {key} no longer exists, and objects of it do")
+    echo(f"Cluster {key} no longer exists, but some of its objects do")
     waits = pending_remains(remains, datetime.now(UTC))
     _show_waits(key, waits, force=False)
     sys.exit(1)
@@ -203,7 +203,7 @@ def _announce(parts: Parts, *, force: bool) -> None:
             f"  sets annotation caphv.io/force-delete on {counted(len(forcible(parts)), 'object')}"
         )
     if being_deleted(parts.cluster):
-        click.echo("  its deletion was requested before")
+        click.echo("  its deletion was already requested")
 
 
 def _count_by_kind(leftovers: Iterable[Leftover]) -> Iterable[str]:

@@ -125,7 +125,7 @@ async def _run_selected_checks(
             map(key_of, answer.objects.clusters),
         )
 
-        step("asking Harvesters")
+        step("reading Harvesters")
         checks = await run_checks(client, answer, chosen.namespace, provider_namespace, identity)
 
     # A user must not take a missing check for a passed one.

@@ -79,7 +79,7 @@ def members(cluster: str, *, output: str, scope: ScopeOptions) -> None:
     """
     key = selection((cluster,), scope).keys[0]
     with patient_progress() as step:
-        step("asking etcd")
+        step("reading etcd")
         etcd_members = run(_read_members(scope, key))
     from commands.output import etcd as out
 
@@ -165,7 +165,7 @@ def remove(
     if any(check.result is Result.ERROR for check in checks) and not force:
         report(applied=False)
         click.echo(
-            "Not changed: a check failed. Correct it, or give --force to remove them nevertheless.",
+            "Nothing was changed: a check failed. Correct the cause, or override it with --force.",
             err=True,
         )
         sys.exit(1)
@@ -343,7 +343,7 @@ async def _ask_etcd(
             return
 
         hint = (
-            "no Pod of etcd in kube-system: K3s and Talos run it outside of Pods, ask it on a "
-            "server"
+            "there is no etcd Pod in kube-system; K3s and Talos run etcd outside of Pods, where "
+            "this command cannot read it"
         )
         raise InputError(f"etcd cannot be queried: {'; '.join(errors) or hint}")

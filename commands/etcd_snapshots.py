@@ -53,7 +53,7 @@ def snapshots(cluster: str, *, output: str, scope: ScopeOptions) -> None:
     """
     key = selection((cluster,), scope).keys[0]
     with patient_progress() as step:
-        step("asking the workload cluster")
+        step("reading the workload cluster")
         etcd_snapshots = run(_read(scope, key))
     from commands.output import etcdsnapshots as out
 
@@ -80,7 +80,7 @@ async def _read(management: ManagementOptions, key: Key) -> tuple[EtcdSnapshot, 
             ) from None
         except RequestError as error:
             raise InputError(
-                f"the workload cluster cannot be queried: {error}. Look into the S3 store, or on "
-                "control plane machines into /var/lib/rancher/rke2/server/db/snapshots or "
+                f"the workload cluster cannot be read: {error}. Snapshots are in the S3 store, or "
+                "on control plane machines in /var/lib/rancher/rke2/server/db/snapshots or "
                 "/var/lib/rancher/k3s/server/db/snapshots"
             ) from None

@@ -95,7 +95,7 @@ def evacuate(host: str, options: EvacuateOptions) -> None:
     kubeconfig for Harvester. The provider continues even if you interrupt the command.
     """
     if options.force and options.cancel:
-        raise click.UsageError("--force and --cancel exclude each other")
+        raise click.UsageError("--force and --cancel are mutually exclusive")
     from operations.change.changes import ChangeError
 
     try:
@@ -108,7 +108,7 @@ def evacuate(host: str, options: EvacuateOptions) -> None:
     if plan.errors or options.dry_run or not plan.changes:
         _report(prepared, options, applied=False)
     if plan.errors:
-        echo("Not changed: a check failed.", err=True)
+        echo("Nothing was changed: a check failed.", err=True)
         sys.exit(1)
     if options.dry_run:
         return
@@ -121,7 +121,7 @@ def evacuate(host: str, options: EvacuateOptions) -> None:
     if options.wait:
         _wait(prepared, options)
     elif plan.changes and options.is_text:
-        click.echo(f"The provider continues: {remedies.FOLLOW_ALL}")
+        click.echo(f"The provider continues. Follow it: {remedies.FOLLOW_ALL}")
 
 
 async def _prepare(host: str, options: EvacuateOptions, step: Step) -> _Prepared:
@@ -205,8 +205,8 @@ async def _write(prepared: _Prepared, options: EvacuateOptions) -> None:
                 await client.patch(NODES, patch.key.name, "", patch.body)
         except Forbidden as error:
             raise InputError(
-                f"the account may not change hosts of Harvester: give --harvester-kubeconfig with "
-                f"an administrator's kubeconfig; {error}"
+                f"the account may not change hosts of Harvester: use an administrator's kubeconfig "
+                f"with --harvester-kubeconfig; {error}"
             ) from None
 
 

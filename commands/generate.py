@@ -85,7 +85,7 @@ error or unreadable input.
 @click.option(
     "--stig",
     is_flag=True,
-    help=("Harden RKE2 according to the DISA STIG: CIS profile, audit log, Secure Boot and TPM."),
+    help="Harden RKE2 according to the DISA STIG: CIS profile, audit log, Secure Boot and TPM.",
 )
 @click.option("--disable-fstrim-timer", is_flag=True, help="Disable fstrim.timer in the guests.")
 @click.option(
@@ -122,7 +122,7 @@ error or unreadable input.
 @click.option(
     "--replace-identity",
     is_flag=True,
-    help=("Replace the kubeconfig in an existing identity Secret, for all clusters that use it."),
+    help="Replace the kubeconfig in an existing identity Secret, for all clusters that use it.",
 )
 @click.option(
     "--definition",
@@ -314,7 +314,9 @@ def _refuse(
         from commands.generate_answers import command_line
 
         line = command_line(interview.values, options.harvester_kubeconfig)
-        click.echo("To correct this without answering again, leave out what is wrong:", err=True)
+        click.echo(
+            "To answer only the invalid values again, run this without their flags:", err=True
+        )
         echo(f"  {line}", err=True)
     sys.exit(INVALID)
 

@@ -68,9 +68,8 @@ def list_identities(*, output: str, scope: ScopeOptions) -> None:
     """List identity Secrets with their Harvester, the expiry of their credentials, and the clusters
     that use them.
 
-    If your rights suffice, the list includes identities that no cluster uses: Secrets with a
-    kubeconfig, and HarvesterClusterIdentities, which with a namespace are those whose Secret is in
-    it.
+    If your rights suffice, the list includes what no cluster uses: Secrets with a kubeconfig, and
+    HarvesterClusterIdentities (with a namespace, those whose Secret is in it).
     """
     chosen = selection((), scope)
     with patient_progress():

@@ -111,7 +111,7 @@ kubeconfig --file team-a.yaml
 @click.option(
     "--create-ip-pools",
     is_flag=True,
-    help=("Allow the account to create and delete IPPools, for clusters that define their own."),
+    help="Allow the account to create and delete IPPools, for clusters that define their own.",
 )
 @click.option(
     "--import-images",
@@ -151,8 +151,8 @@ kubeconfig --file team-a.yaml
     callback=_check_names,
     metavar="NAMESPACE",
     help=(
-        "Namespace of the identity Secret, which is that of the clusters. With "
-        "--share-with, it is that of the provider, and defaults to caphv-system."
+        "Namespace of the identity Secret: that of the clusters, or with --share-with "
+        "that of the provider, by default caphv-system."
     ),
 )
 @click.option(
@@ -222,11 +222,11 @@ def create(
     from reconciler.harvester import identityaccount
 
     if options.all_namespaces and options.targets:
-        raise click.UsageError("--all-namespaces and --target-namespace exclude each other")
+        raise click.UsageError("--all-namespaces and --target-namespace are mutually exclusive")
     if options.lasting_token and options.expires_in:
-        raise click.UsageError("--lasting-token and --expires-in exclude each other")
+        raise click.UsageError("--lasting-token and --expires-in are mutually exclusive")
     if shared and output == "kubeconfig":
-        raise click.UsageError("--share-with and -o kubeconfig exclude each other")
+        raise click.UsageError("--share-with and -o kubeconfig are mutually exclusive")
 
     account = identityaccount.Account(
         options.name,
@@ -311,7 +311,7 @@ def _warn_about_scope(account: Account) -> None:
     if not account.targets:
         click.echo(
             "caphv: without --target-namespace, the account may read Secrets and delete VMs in all "
-            "namespaces of Harvester, and give no cluster a cloud config",
+            "namespaces of Harvester, and cannot give clusters a cloud config",
             err=True,
         )
 

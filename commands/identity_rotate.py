@@ -78,11 +78,11 @@ server or the Secret cannot be read.
 @management_options
 @fill(options=RotateOptions)
 def rotate(secret: str, options: RotateOptions) -> None:
-    """Replace the token in an identity Secret by a new one of the same account on Harvester.
+    """Replace the token in an identity Secret with a new one of the same account on Harvester.
 
     The command first tests that the new token reaches the same Harvester and has all rights. Then
-    it writes the Secret. Only when the clusters that use it are still connected, it deletes the
-    former token on Harvester; a token without a Secret on Harvester expires by itself. After an
+    it writes the Secret. It deletes the former token on Harvester only if the clusters that use the
+    Secret are still connected. A token without a Secret on Harvester expires by itself. After an
     interruption, run the command again to complete the rotation.
 
     With --dry-run, the command also asks both servers whether it has the rights for the rotation.
@@ -98,7 +98,7 @@ def rotate(secret: str, options: RotateOptions) -> None:
         _show(plan)
     if options.dry_run:
         with patient_progress() as step:
-            step("asking for rights")
+            step("checking rights")
             problems = run(_find_problems(identity, plan, options))
         _report(plan, options, applied=False, problems=problems)
         sys.exit(1 if problems else 0)
@@ -127,12 +127,12 @@ def _show(plan: RotationPlan) -> None:
     elif plan.seconds:
         lifetime = f"valid for {plan.seconds} seconds"
     else:
-        lifetime = "which lasts as long as its Secret there"
+        lifetime = "valid as long as its Secret on Harvester exists"
 
     if plan.issues:
         click.echo(f"  issues a new token, {lifetime}, and tests it")
     else:
-        echo("  completes a rotation that was interrupted: the new token is tested again")
+        echo("  completes an interrupted rotation: tests the new token again")
     if plan.deletes:
         echo(
             f"  deletes the former token, Secret {plan.deletes}; other management clusters with it "

@@ -104,7 +104,7 @@ def leftovers(
     all.
     """
     if (change.yes or change.dry_run) and not delete:
-        raise click.UsageError("--yes and --dry-run belong to --delete")
+        raise click.UsageError("--yes and --dry-run need --delete")
     from commands.output import leftovers as out
     from commands.output.pools import show_unseen
 
@@ -129,9 +129,9 @@ def leftovers(
     is_done = _delete_plans(plans, change, options, timeout, include_running=running)
     if change.is_text and not plans:
         echo(
-            "Nothing to delete in what can be read"
+            "No leftovers were found, but something cannot be read"
             if result.unseen
-            else "Nothing is left to delete"
+            else "No leftovers to delete"
         )
     sys.exit(1 if not is_done else 2 if result.unseen else 0)
 
@@ -204,7 +204,7 @@ def _delete_plans(
             confirm(change, _question(plans))
             run(
                 _delete(plans, options, timeout, report, include_running=include_running),
-                "Interrupted: what is listed above is done, and another run continues",
+                "Interrupted. What is listed above is done; run the command again to continue",
             )
     finally:
         # Also what was done before an interruption.
@@ -259,7 +259,7 @@ async def _delete(
         for plan in plans:
             harvester = by_server.get(plan.harvester)
             if harvester is None:  # while the command asked
-                why = "no cluster leads there any more: give --harvester-kubeconfig"
+                why = "no cluster uses it any more: name its kubeconfig with --harvester-kubeconfig"
                 report(Deletion(plan.harvester, f"Harvester {plan.harvester}", Outcome.FAILED, why))
                 continue
             deleter = LeftoverDeleter(

@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from operations.change.move import MovePlan, Sides
 
 _PAUSED = (
-    "The clusters are paused on the source, where nothing was lost. Correct it and run this again."
+    "The clusters are paused on the source, where nothing was lost. Correct the cause and run the "
+    "command again."
 )
 _INTERRUPTED = (
-    "Interrupted. Clusters may be paused on the source, where nothing was lost: run this again to "
-    "continue."
+    "Interrupted. Clusters may be paused on the source, where nothing was lost. Run the "
+    "command again to continue."
 )
 _MAYBE_PAUSED = _PAUSED.replace("The clusters are", "Clusters may be")
 
@@ -105,17 +106,16 @@ def move(clusters: tuple[str, ...], options: MoveOptions) -> None:
     """Move clusters with all their objects to another management cluster; their VMs keep running.
 
     The command pauses the clusters, creates them paused on the target and reads them back. Then it
-    ends the pause on the target, whose provider adopts VMs, disks and addresses. Only when
-    Harvester confirms that each VM belongs to the target, the command deletes the objects on the
-    source, which does not affect Harvester. ClusterClasses, identities, namespaces and templates
-    that other clusters own as well stay on the source. After an interruption, run the command again
-    to continue.
+    ends the pause on the target, whose provider adopts VMs, disks and addresses. It deletes the
+    objects on the source only when Harvester confirms that each VM belongs to the target; this does
+    not affect Harvester. ClusterClasses, identities, namespaces and templates that other clusters
+    own as well stay on the source. After an interruption, run the command again to continue.
     """
     from operations.backup.preflight import blocking_errors
 
     if not (options.to_kubeconfig or options.to_context):
         raise click.UsageError(
-            "name the new management cluster with --to-kubeconfig or --to-context"
+            "name the target management cluster with --to-kubeconfig or --to-context"
         )
     chosen = selection(clusters, options)
     with patient_progress() as step:
@@ -127,10 +127,10 @@ def move(clusters: tuple[str, ...], options: MoveOptions) -> None:
     if options.dry_run:
         sys.exit(1 if failed else 0)
     if failed:
-        remedy = "Correct it, or override it with --force"
+        remedy = "Correct the cause, or override it with --force"
         if blocking_errors(failed, force=True):
-            remedy = "Correct it"
-        echo(f"Not changed: a check failed. {remedy}.", err=True)
+            remedy = "Correct the cause"
+        echo(f"Nothing was changed: a check failed. {remedy}.", err=True)
         sys.exit(1)
 
     confirm(options, f"Move {', '.join(plan.backup.clusters)} to {plan.target.server}?")

@@ -161,7 +161,7 @@ async def _plan(
             deleted = {key_of(obj) for obj in objects.clusters if being_deleted(obj)}
             chosen = replace(chosen, keys=tuple(key for key in keys if key not in deleted))
             for key in filter(deleted.__contains__, keys):
-                echo(f"{key} is being deleted, and left out", err=True)
+                echo(f"skipped {key}: it is being deleted", err=True)
         parts_by_key = {parts.key: parts for parts in parts_of(objects)}
         chosen.require(set(parts_by_key), map(key_of, objects.clusters))
         selected = [parts_by_key[key] for key in dict.fromkeys(chosen.keys)]
@@ -190,7 +190,7 @@ def _carry_out(chosen: Selection, plans: list[Plan], options: ParkOptions, *, pa
         _report(plans, options, applied=False)
     if is_forbidden:
         echo(
-            "Not changed: a check failed. Correct it, or give --force to do it nevertheless.",
+            "Nothing was changed: a check failed. Correct the cause, or override it with --force.",
             err=True,
         )
         sys.exit(1)
@@ -209,12 +209,14 @@ def _carry_out(chosen: Selection, plans: list[Plan], options: ParkOptions, *, pa
         follow = (
             remedies.FOLLOW(ref=changed[0].cluster) if len(changed) == 1 else remedies.FOLLOW_ALL
         )
-        click.echo(f"{'Parking' if park else 'Resuming'}: {follow}")
+        click.echo(f"{'Parking' if park else 'Resuming'}. Follow it: {follow}")
     if park and options.all_on and options.is_text:
         if options.wait:
             _show_checklist(chosen, options)
         else:
-            click.echo("What remains to be done on the hosts follows: run it again with --wait.")
+            click.echo(
+                "For the steps that shut the hosts down, run this command again with --wait."
+            )
 
 
 def _show(plans: Sequence[Plan], options: ParkOptions) -> None:

@@ -141,12 +141,12 @@ def release(names: tuple[str, ...], *, change: ChangeOptions, options: Harvester
     if plans:
         out.show_plan(plans)
         if not change.dry_run:
-            confirm(change, "Write this to Harvester?")
+            confirm(change, "Make these changes on Harvester?")
             all_released = run(_release(plans, options))
     elif result.unseen or invalid:
-        echo("Nothing to release in what can be read")
+        echo("Nothing to release, but something cannot be read")
     else:
-        echo("Nothing to release: no address has leaked, and all counts are right")
+        echo("Nothing to release: no address has leaked, and all counts are correct")
 
     if invalid or not all_released:
         sys.exit(1)
@@ -222,7 +222,7 @@ async def _release_pool(
     from operations.capacity.poolreader import apply_repair
 
     if harvester is None:  # while the command asked
-        error = "no cluster leads there any more: name its kubeconfig with --harvester-kubeconfig"
+        error = "no cluster uses it any more: name its kubeconfig with --harvester-kubeconfig"
         echo(f"IPPool {plan.name} on {plan.harvester}: {error}", err=True)
         return False
     try:

@@ -82,12 +82,12 @@ missing, or objects differ or are refused.
     "--old-management-cluster-stopped",
     "stopped",
     is_flag=True,
-    help=("Confirm that the old management cluster is stopped, and end the pause without asking."),
+    help="Confirm that the old management cluster is stopped, and end the pause without asking.",
 )
 @click.option(
     "--show-ip-pools",
     is_flag=True,
-    help=("Print the IPPools of the backup as manifests for Harvester, and restore nothing."),
+    help="Print the IPPools of the backup as manifests for Harvester, and restore nothing.",
 )
 @click.option(
     "--harvester-server",
@@ -117,7 +117,7 @@ def restore(directory: Path, options: RestoreOptions) -> None:
     from operations.backup.writing import is_paused_by_us
 
     if options.unencrypted and options.passphrase_file:
-        raise click.UsageError("--unencrypted and --passphrase-file exclude each other")
+        raise click.UsageError("--unencrypted and --passphrase-file are mutually exclusive")
 
     try:
         passphrase = (
@@ -154,14 +154,17 @@ def restore(directory: Path, options: RestoreOptions) -> None:
         failed = run(_create(plan, options))
     if failed:
         number = counted(len(failed), "object")
-        _fail(failed, f"{number} could not be created. Correct this and run the command again")
+        _fail(failed, f"{number} could not be created. Correct the cause and run the command again")
 
     with patient_progress() as step:
         step("reading all objects back")
         failed = run(_verify(plan, options))
     if failed and not options.accept_differences:
-        remedy = "Correct it and run the command again, or accept it with --accept-differences"
-        _fail(failed, f"What was created differs from the backup, and stays paused. {remedy}")
+        remedy = (
+            "Correct them and run the command again, or accept the differences with "
+            "--accept-differences"
+        )
+        _fail(failed, f"Created objects differ from the backup, and all stay paused. {remedy}")
     echo(f"Verified {counted(len(backup.objects), 'object')}; differences: {len(failed)}")
     _resume(plan, options)
 
@@ -233,7 +236,7 @@ def _resume(plan: Restore, options: RestoreOptions) -> None:
 
     if failed := run(unpause_all()):
         _fail(failed, "Some objects are still paused. Run the command again")
-    echo(f"Restored: the provider adopts the VMs now. Follow it: {remedies.FOLLOW_ALL}")
+    echo(f"Restored. The provider now adopts the VMs. Follow it: {remedies.FOLLOW_ALL}")
 
 
 def _show_missing(backup: Backup, options: RestoreOptions) -> bool:
@@ -265,8 +268,8 @@ def _show_missing(backup: Backup, options: RestoreOptions) -> bool:
         return False
     if missing and not options.incomplete:
         _refuse(
-            f"the backup is not whole, {len(missing)} of its parts are missing: add the files, or "
-            "restore what there is with --incomplete",
+            f"the backup is incomplete, {len(missing)} of its parts are missing: add the files, or "
+            "restore the rest with --incomplete",
             options,
         )
         return False
@@ -319,8 +322,7 @@ def _try_creation(plan: Restore, options: RestoreOptions) -> bool:
     if result.namespaces:
         names = ", ".join(result.namespaces)
         echo(
-            f"creates namespace {names}; their objects are validated when they are created, not "
-            "before"
+            f"creates namespaces {names}; objects in them are validated only when they are created"
         )
     return not result.refused
 

@@ -154,7 +154,7 @@ lease.
 )
 @click.option(
     "--enable-webhooks/--no-enable-webhooks",
-    help=("Also serve the admission webhooks, in a child process; see `caphv webhook --help`."),
+    help="Also serve the admission webhooks, in a child process; see `caphv webhook --help`.",
 )
 @webhook_options
 @click.option(

@@ -107,7 +107,9 @@ def scale(
     if wait.wait:
         _wait(plan, target, scope, wait.timeout, to_stderr=not change.is_text)
     elif plan.changes and change.is_text:
-        click.echo(f"Scaling cluster {plan.cluster}: {remedies.FOLLOW(ref=plan.cluster)}")
+        click.echo(
+            f"Scaling cluster {plan.cluster}. Follow it: {remedies.FOLLOW(ref=plan.cluster)}"
+        )
 
 
 def _parse_numbers(control_plane: int | None, pools: tuple[str, ...]) -> Scale:
@@ -120,16 +122,17 @@ def _parse_numbers(control_plane: int | None, pools: tuple[str, ...]) -> Scale:
         name, _, number = text.rpartition("=")
         if not (number.isascii() and number.isdigit()) or int(number) > _MAX_MACHINES:
             raise click.BadParameter(
-                f"{text!r}: write POOL=N with N from 0 to {_MAX_MACHINES}", param_hint="--workers"
+                f"{text!r} is not [POOL=]REPLICAS with 0 to {_MAX_MACHINES} replicas",
+                param_hint="--workers",
             )
         if name in workers:
             raise click.BadParameter(
-                f"{text!r}: pool {name or 'without a name'} is there twice", param_hint="--workers"
+                f"{text!r}: pool {name or 'without a name'} is given twice", param_hint="--workers"
             )
         workers[name] = int(number)
 
     if control_plane is None and not workers:
-        raise click.UsageError("nothing to do: give --control-plane N or --workers POOL=N")
+        raise click.UsageError("nothing to do: use --control-plane or --workers")
     return Scale(control_plane, workers)
 
 
@@ -205,10 +208,10 @@ def _wait(
         return is_scaled(parts, deployments, cluster, target)
 
     interrupted = (
-        "Interrupted. The change continues without this command: "
+        "Interrupted. The change continues without this command. Follow it: "
         f"{remedies.FOLLOW(ref=plan.cluster)}"
     )
     if not run(until_done(scope, plan.cluster, step, seconds), interrupted):
         progress.give_up(
-            "Timed out. The change continues without this command; run it again to wait for it."
+            "Timed out. The change continues without this command; run it again to wait."
         )

@@ -64,7 +64,7 @@ cannot be read.
 @click.option(
     "--deep/--no-deep",
     default=None,
-    help=("Also read from Harvester and the workload clusters.  [default: only with --serve]"),
+    help="Also read from Harvester and the workload clusters.  [default: only with --serve]",
 )
 @click.option("-w", "--watch", is_flag=True, help="Refresh the output on every change.")
 @click.option("--serve", is_flag=True, help="Serve a live page for a browser.")

@@ -99,17 +99,18 @@ def upgrade(
         _wait(plan, version, scope, wait.timeout, to_stderr=not change.is_text)
     elif plan.pending:
         number = len(plan.pending)
-        subject = "1 MachineDeployment follows"
+        subject = "1 MachineDeployment is upgraded"
         if number > 1:
-            subject = f"{number} MachineDeployments follow"
+            subject = f"{number} MachineDeployments are upgraded"
         click.echo(
-            f"{subject} once the control plane is upgraded: run this again then, or now with "
-            "--wait",
+            f"{subject} after the control plane: run this command again then, or now with --wait",
             err=True,
         )
         sys.exit(_PENDING)
     elif plan.changes and change.is_text:
-        click.echo(f"Upgrading cluster {plan.cluster}: run this again with --wait to follow it")
+        click.echo(
+            f"Upgrading cluster {plan.cluster}: to follow it, run this command again with --wait"
+        )
 
 
 async def _plan(management: ManagementOptions, chosen: Selection, version: str, step: Step) -> Plan:
@@ -165,15 +166,15 @@ def _wait(
         return rollout.is_complete
 
     interrupted = (
-        "Interrupted. The rollout continues without this command: "
+        "Interrupted. The rollout continues without this command. Follow it: "
         f"{remedies.FOLLOW(ref=plan.cluster)}"
     )
     if plan.pending:
-        interrupted += ". MachineDeployments follow only when you run this command again"
+        interrupted += ". MachineDeployments are upgraded only when you run this command again"
     if not run(until_done(scope, plan.cluster, step, seconds), interrupted):
         progress.give_up(
-            f"Timed out. Machines that were replaced keep {version}, the others keep "
-            "running; nothing is lost.",
-            "Correct what is named above; the rollout continues automatically. Run this command "
-            "again to wait for it.",
+            f"Timed out. Replaced machines keep {version}, and the others keep running; nothing is "
+            "lost.",
+            "Solve the problems above; the rollout then continues. Run this command again to wait "
+            "for it.",
         )

@@ -141,7 +141,7 @@ class Selection:
 def selection(clusters: Sequence[str], scope: ScopeOptions) -> Selection:
     """Return the selected clusters, each written as `NAMESPACE/NAME`, or as `NAME` only."""
     if scope.all_namespaces and scope.namespace:
-        raise click.UsageError("--all-namespaces and --namespace exclude each other")
+        raise click.UsageError("--all-namespaces and --namespace are mutually exclusive")
 
     default = scope.namespace or context_namespace(scope)
     if not clusters:

@@ -125,7 +125,7 @@ Examples:
     default="",
     metavar="rke2,k3s,kubeadm",
     callback=_distributions,
-    help=("Bootstrap and control plane providers not to run, because you run them yourself."),
+    help="Bootstrap and control plane providers not to run, because you run them yourself.",
 )
 @click.option(
     "--fresh", is_flag=True, help="First remove an existing sandbox with all its clusters."

@@ -150,7 +150,7 @@ def test_a_member_of_a_machine_is_removed_by_force_only(servers: Servers, member
     members.members = [LIVE, Member(0xC3, "cp-1-00000003"), Member(0xD4, "cp-1-00000004")]
     for words in (("a1",), ("cp-1-00000001",)):
         result = call(servers, "remove", *words, "--yes")
-        assert (result.exit_code, "Not changed: a check failed" in result.stderr) == (1, True)
+        assert (result.exit_code, "Nothing was changed: a check failed" in result.stderr) == (1, True)
     assert len(members.members) == 3
     result = call(servers, "remove", "a1", "--yes", "--force")
     assert (result.exit_code, len(members.members)) == (0, 2)

@@ -238,8 +238,8 @@ def test_waves_are_numbered_and_their_clusters_counted() -> None:
     [
         (0, 0, ""),
         (3, 0, ", 3 more wait"),
-        (0, 1, "; 1 are not in the repository yet and will begin with the newest"),
-        (3, 1, ", 3 more wait; 1 are not in the repository yet and will begin with the newest"),
+        (0, 1, "; 1 are not in the repository yet and will start with the newest"),
+        (3, 1, ", 3 more wait; 1 are not in the repository yet and will start with the newest"),
     ],
 )
 def test_what_a_wave_leaves_is_counted(waiting: int, unknown: int, more: str) -> None:

@@ -64,7 +64,7 @@ def test_with_a_topology_only_the_cluster_is_patched(servers: Servers) -> None:
     result = upgrade(servers, "--yes")
     assert result.exit_code == 0, result.output
     assert servers.management.requests == ["patch Cluster shop"]
-    assert "run this again with --wait to follow it" in result.stdout
+    assert "to follow it, run this command again with --wait" in result.stdout
     obj = servers.management.find("Cluster", "shop", "team")
     assert obj is not None
     assert obj["spec"]["topology"]["version"] == NEXT
@@ -188,5 +188,5 @@ def test_waiting_too_long_names_what_is_in_the_way(servers: Servers) -> None:
     follows(servers, builder, builder)
     result = upgrade(servers, "--yes", "--wait", "--timeout", "1s")
     assert (result.exit_code, "Timed out" in result.stderr) == (1, True)
-    assert "nothing is lost.\nCorrect what is named above" in result.stderr
+    assert "nothing is lost.\nSolve the problems above" in result.stderr
     assert result.output.count("no pool has a free address") == 2, "while it waits, and at its end"
