@@ -373,7 +373,8 @@ Examples:
   caphv bundles list --repo https://git.example.com/fleet.git
   caphv bundles list --folder fleet/ -o json
 
-Exit status: 0 done, 1 the lock file of a cluster is missing or invalid, 2 usage error or unreadable input.
+Exit status: 0 done, 1 the lock file of a cluster is missing or invalid, 2 usage error or unreadable
+input.
 """,
 )
 @repository_options
