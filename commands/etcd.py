@@ -330,7 +330,7 @@ async def _ask_etcd(
         try:
             pods = await find_pods(client)
         except RequestError as error:
-            raise InputError(f"the workload cluster cannot be queried: {error}") from None
+            raise InputError(f"the workload cluster cannot be read: {error}") from None
 
         # The Pods of lost members do not answer, but every other Pod knows all members.
         for pod in pods:
@@ -346,4 +346,4 @@ async def _ask_etcd(
             "there is no etcd Pod in kube-system; K3s and Talos run etcd outside of Pods, where "
             "this command cannot read it"
         )
-        raise InputError(f"etcd cannot be queried: {'; '.join(errors) or hint}")
+        raise InputError(f"etcd cannot be read: {'; '.join(errors) or hint}")

@@ -322,7 +322,8 @@ def _try_creation(plan: Restore, options: RestoreOptions) -> bool:
     if result.namespaces:
         names = ", ".join(result.namespaces)
         echo(
-            f"creates namespaces {names}; objects in them are validated only when they are created"
+            f"creates new namespaces: {names}; objects in them are validated only when they are "
+            "created"
         )
     return not result.refused
 

@@ -28,7 +28,9 @@ def show(members: Sequence[EtcdMember]) -> None:
         out.print(line, soft_wrap=True)
 
     if any(member.state == "stale" for member in members):
-        out.print(Text("→ Members without a machine count for the quorum: caphv etcd remove"))
+        out.print(
+            Text("→ Members without a machine count for the quorum. Remove them: caphv etcd remove")
+        )
 
 
 def show_removal(members: Sequence[EtcdMember], machines: Sequence[str]) -> None:

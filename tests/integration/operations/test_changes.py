@@ -107,7 +107,7 @@ def test_without_a_topology_the_control_plane_is_upgraded_first(clusters: Manage
     words = ("upgrade", "without/plain", "--version", NEXT, "--force")
     result, written = writes(clusters, *words, "--yes")
     assert (result.exit_code, written) == (3, ["patch rke2controlplanes"])
-    assert "1 MachineDeployment follows once the control plane is upgraded" in result.output
+    assert "1 MachineDeployment is upgraded after the control plane" in result.output
     # Until it is upgraded, every run says that the workers are old.
     result, written = writes(clusters, *words, "--yes")
     assert (result.exit_code, written, "up to date" in result.output) == (3, [], False)

@@ -102,14 +102,14 @@ def test_an_etcd_that_does_not_answer_is_an_error_with_all_reasons(servers: Serv
     assert (result.exit_code, "Pod etcd-1: no such file; Pod etcd-2: no answer" in result.output) == (2, True)
     members.pods = []
     result = call(servers, "members")
-    assert (result.exit_code, "K3s and Talos run it outside of Pods" in result.output) == (2, True)
+    assert (result.exit_code, "K3s and Talos run etcd outside of Pods" in result.output) == (2, True)
     assert servers.harvester.closed
 
 
 def test_a_workload_cluster_that_cannot_be_queried_is_an_error(servers: Servers, members: Etcd) -> None:
     servers.management.errors["get Secret shop-kubeconfig"] = Forbidden(403, "Forbidden", "cannot get Secret")
     result = call(servers, "members")
-    assert (result.exit_code, "the workload cluster cannot be queried: cannot get Secret" in result.output) == (2, True)
+    assert (result.exit_code, "the workload cluster cannot be read: cannot get Secret" in result.output) == (2, True)
 
 
 def test_a_cluster_that_does_not_exist_is_an_error(servers: Servers) -> None:

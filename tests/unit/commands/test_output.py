@@ -446,7 +446,7 @@ def test_wrong_books_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     found = report(LEAKED, available=7, error="its ranges overlap", stray_marks=("10.0.0.9",))
     assert pool_lines(found, capsys)[1:4] == [
         "  ! its ranges overlap",
-        "  ! status.available is 7, by its entries it is 8",
+        "  ! status.available is 7, but its entries give 8",
         "  ! marks of addresses that are not allocated: 10.0.0.9",
     ]
     show_plan([found])

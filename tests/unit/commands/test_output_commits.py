@@ -180,7 +180,7 @@ def test_each_problem_has_a_line_and_one_of_templates_only_one() -> None:
 
 def test_without_clusters_there_is_a_hint_unless_a_file_could_not_be_read() -> None:
     (hint,) = bundles.problems(given(), Batch())
-    assert hint.startswith("there is no such cluster")
+    assert hint.startswith("no such cluster")
     assert list(bundles.problems(given("a.yaml: no"), Batch())) == ["a.yaml: no"]
     assert list(bundles.problems(given(clusters=(object(),)), Batch())) == []
 

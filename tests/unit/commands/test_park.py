@@ -96,7 +96,7 @@ def test_what_remains_for_the_hosts_is_shown_when_all_is_parked(
     monkeypatch.setattr(operation, "clusters_on", lambda *_: [Key("team", "shop")])
     result = servers.caphv("park", "--all-on", "harvester", "--yes")
     assert result.exit_code == 0, result.output
-    assert "run it again with --wait" in result.stdout
+    assert "run this command again with --wait" in result.stdout
     assert "To shut the hosts down" not in result.stdout
     assert "hosts" not in servers.caphv("park", "--all-on", "harvester", "--yes", "-o", "json").stdout, "it is data"
     park(servers)
@@ -113,7 +113,7 @@ def test_a_wait_ends_when_a_cluster_needs_a_user(servers: Servers, monkeypatch: 
     result = servers.caphv("park", "team/shop", "--wait", "--timeout", "60s")
     assert result.exit_code == 1
     assert "grant its ServiceAccount patch" in result.output
-    assert "run this command again" in result.output
+    assert "Run this command again" in result.output
     assert "Timed out" not in result.output
 
 

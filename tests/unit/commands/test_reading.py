@@ -122,14 +122,14 @@ def test_only_a_deep_look_asks_harvester(servers: Servers, command: str) -> None
     ("words", "problem"),
     [
         (("--serve", "--watch"), "--serve and --watch are mutually exclusive"),
-        (("--serve", "-o", "json"), "--output is for a single look"),
-        (("--watch", "-o", "yaml"), "--output is for a single look"),
+        (("--serve", "-o", "json"), "--output cannot be used with --watch or --serve"),
+        (("--watch", "-o", "yaml"), "--output cannot be used with --watch or --serve"),
         (("--serve", "--bind-address", "8642"), "'8642' is not HOST:PORT"),
         (("--serve", "--bind-address", ":8642"), "':8642' is not HOST:PORT"),
         (("--serve", "--bind-address", "host:http"), "'host:http' is not HOST:PORT"),
         (("--serve", "--bind-address", "host:65536"), "'host:65536' is not HOST:PORT"),
         (("--serve", "--token-file", "absent"), "cannot read absent"),
-        (("--serve", "--token-file", "short"), "must have 16 to 128 letters"),
+        (("--serve", "--token-file", "short"), "must contain 16 to 128 letters"),
         (("--serve", "--token-file", "bytes"), "cannot read bytes"),
     ],
 )

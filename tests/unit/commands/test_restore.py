@@ -84,7 +84,7 @@ def test_objects_of_new_namespaces_cannot_be_tried(servers: Servers) -> None:
     servers.management.errors["dry-run create Machine"] = Invalid(422, "Invalid", "no such field")
     result = restore(servers, "--dry-run")
     assert result.exit_code == 0, result.output
-    assert "creates namespace team" in result.output
+    assert "creates new namespaces: team" in result.output
 
 
 def test_nothing_is_created_without_a_confirmation(servers: Servers) -> None:

@@ -60,7 +60,7 @@ def test_a_lost_answer_to_the_write_is_completed_by_the_next_call(server: Server
     server.patch = patch  # type: ignore[method-assign]
     result = rotate()
     assert result.exit_code == 0, result.output
-    assert "completes a rotation that was interrupted" in result.output
+    assert "completes an interrupted rotation" in result.output
     assert server.deleted == ["caphv-token"]
 
 

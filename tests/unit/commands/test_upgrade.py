@@ -72,7 +72,7 @@ def test_with_a_topology_only_the_cluster_is_patched(servers: Servers) -> None:
 
 def test_without_a_topology_the_workers_follow_later(servers: Servers) -> None:
     result = upgrade(servers, "--yes")
-    assert (result.exit_code, "1 MachineDeployment follows" in result.stderr) == (3, True)
+    assert (result.exit_code, "1 MachineDeployment is upgraded" in result.stderr) == (3, True)
     assert "Upgrading" not in result.output
     assert servers.management.requests == ["patch RKE2ControlPlane shop"]
 
@@ -82,7 +82,7 @@ def test_pools_of_workers_that_follow_are_counted(servers: Servers) -> None:
     deployment["metadata"] |= {"name": "shop-md-1", "uid": "uid-shop-md-1"}
     servers.management.put({"apiVersion": "cluster.x-k8s.io/v1beta2", **deployment})
     result = upgrade(servers, "--yes")
-    assert (result.exit_code, "2 MachineDeployments follow once" in result.stderr) == (3, True), result.output
+    assert (result.exit_code, "2 MachineDeployments are upgraded after" in result.stderr) == (3, True), result.output
 
 
 def test_data_comes_without_the_hint_for_people(servers: Servers) -> None:
@@ -169,7 +169,7 @@ def test_an_interrupt_says_what_continues_without_the_command(
     result = upgrade(servers, "--yes", "--wait")
     assert result.exit_code == 130
     assert "Interrupted. The rollout continues without this command" in result.stderr
-    assert ("MachineDeployments follow only when you run this command again" in result.stderr) is again
+    assert ("MachineDeployments are upgraded only when you run this command again" in result.stderr) is again
 
 
 def test_a_conflict_while_it_waits_is_no_end(servers: Servers) -> None:
