@@ -47,7 +47,7 @@ Examples:
   helm template chart/ | caphv validate -
   caphv validate --fail-on warning -o github .    in a GitHub workflow
   caphv validate -o sarif . > caphv.sarif         for a code scanner
-  caphv validate --skip-other-files *.yaml        skip files that are no objects, such as fleet.yaml
+  caphv validate --skip-other-files *.yaml        skip files without objects, such as fleet.yaml
 
 Exit status: 0 valid, 1 invalid, 2 usage error or unreadable input.
 """,

@@ -58,7 +58,7 @@ def test_the_annotation_is_the_only_change() -> None:
     assert patch.body == {"metadata": {"annotations": {names.PARK_ANNOTATION: None}}}
     assert [(change.before, change.after) for change in patch.changes] == [("true", "(removed)")]
     assert [(check.id, check.result) for check in plan.checks] == [("hosts", Result.OK)]
-    assert "1 host of it" in plan.checks[0].message
+    assert "1 host is ready" in plan.checks[0].message
 
 
 def test_an_annotation_that_keeps_a_cluster_from_its_schedule_is_removed() -> None:
