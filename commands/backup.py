@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Save clusters with all that they need as files.",
+    short_help="Save clusters and everything they need as files.",
     epilog="""\b
 Examples:
   caphv backup -A backups/2026-11-22                 all clusters
   caphv backup team-a/shop backups/shop --passphrase-file passphrase
-  caphv backup -A backups/today --ip-pools           with addresses in use
-  caphv backup -A backups/today --dry-run            show what would be saved
+  caphv backup -A backups/today --ip-pools           also save IPPools with addresses in use
+  caphv backup -A backups/today --dry-run            only show what would be saved
   caphv restore backups/2026-11-22                   restore it
 
-\b
-Exit status: 0 everything was saved, 1 what you may not read is missing, 2 nothing was saved.
+Exit status: 0 everything was saved, 1 objects that you may not read are missing, 2 nothing was
+saved.
 """,
 )
 @clusters_argument()
@@ -52,13 +52,13 @@ Exit status: 0 everything was saved, 1 what you may not read is missing, 2 nothi
 @click.option(
     "--unencrypted",
     is_flag=True,
-    help="Write Secrets in plain text. Anyone who can read the files gets the credentials.",
+    help="Write Secrets in plain text: anyone who can read the files gets the credentials.",
 )
 @passphrase_options
 @click.option(
     "--ip-pools",
     is_flag=True,
-    help="Save the IPPools that the clusters use, too: their Harvesters are read.",
+    help="Also save the IPPools that the clusters use; this reads Harvester.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be saved, and write nothing.")
 @management_options
@@ -73,13 +73,14 @@ def backup(
     dry_run: bool,
     scope: ScopeOptions,
 ) -> None:
-    """Save clusters with their identities, classes, templates and Secrets into the new directory
+    """Save clusters with their identities, ClusterClasses, templates and Secrets in a new directory
     DIR.
 
-    Nothing is changed or paused, and clusters with problems are saved, too. Objects are read as of
-    one moment. Files are encrypted with a passphrase and readable only by you. VMs, disks and the
-    content of workload clusters are not part of it, nor are bundles: Git has them. Of Harvester,
-    only IPPools can be saved.
+    The command changes nothing, pauses nothing, and also saves clusters with problems. It reads all
+    objects as of one moment. The files are encrypted with a passphrase and readable only by you.
+
+    A backup does not contain VMs, disks or the content of workload clusters, nor bundles, which are
+    in Git. From Harvester it can contain only IPPools.
     """
     from operations.backup import files
     from operations.backup.sealing import Sealer
@@ -91,7 +92,7 @@ def backup(
         )
     chosen = selection(clusters, scope)
     if unencrypted and passphrase_file:
-        raise click.UsageError("--unencrypted and --passphrase-file exclude each other")
+        raise click.UsageError("--unencrypted and --passphrase-file are mutually exclusive")
     # The passphrase is asked for before the work, and not for a dry run.
     sealer = None
     try:
@@ -113,13 +114,13 @@ def backup(
             count = files.write(directory, content, sealer)
             form = "encrypted. Keep the passphrase elsewhere"
             if sealer is None:
-                form = "in plain text. Everybody who can read the files gets all Secrets"
+                form = "in plain text. Anyone who can read the files gets all Secrets"
             echo(f"Saved {counted(count, 'file')} to {directory}, {form}")
     except files.BackupError as error:
         raise InputError(str(error)) from None
 
     if content.unseen:
-        click.echo("The backup is not complete: your account may not read all of it", err=True)
+        click.echo("The backup is incomplete: your account may not read everything", err=True)
         sys.exit(1)
 
 
@@ -156,8 +157,8 @@ def _show(content: Backup) -> None:
         echo(f"not saved: {cluster}: Rancher provisions it; back up Rancher", err=True)
     for cluster in clusters_of_rancher(content):
         echo(
-            f"not whole: {cluster}: Rancher provisions it, and its objects are not saved; a "
-            "restore refuses this backup: back up Rancher",
+            f"incomplete: {cluster}: Rancher provisions it, and its objects are not saved; a "
+            "restore refuses this backup. Back up Rancher",
             err=True,
         )
     for unseen in content.unseen:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Show what is free on Harvester: hosts, zones, addresses, quotas, storage.",
+    short_help="Show the free capacity of Harvester.",
     epilog="""\b
 Examples:
   caphv capacity
@@ -35,23 +35,23 @@ Examples:
   caphv capacity --harvester-kubeconfig harvester.yaml     with an administrator's rights
   caphv capacity -o json | jq '.items[].pools[] | select(.free < 5)'
 
-\b
-Exit status: 0 shown, 2 no Harvester can be read.
+Exit status: 0 done, 2 no Harvester can be read.
 """,
 )
 @harvester_namespace_options
 @harvester_option
-@click.option("--hosts", is_flag=True, help="Show each host.")
+@click.option("--hosts", is_flag=True, help="Also show each host.")
 @output_option()
 @insecure_option
 @management_options
 @fill(options=HarvesterOptions)
 def capacity(*, hosts: bool, output: str, options: HarvesterOptions) -> None:
-    """Show what is free on each Harvester that clusters use.
+    """Show the free capacity of each Harvester that clusters use: hosts, zones, addresses, quotas
+    and storage.
 
-    CPU and memory count by the requests of all Pods, VMs of other namespaces included, as the
-    scheduler counts them. A Harvester whose hosts do not report them shows only VMs that the
-    identity may see, and says so. Quotas and storage need an administrator's kubeconfig.
+    CPU and memory are counted as the scheduler counts them: by the requests of all Pods, which
+    include VMs of other namespaces. If hosts do not report them, the command counts only the VMs
+    that the identity may see, and says so. Quotas and storage need an administrator's kubeconfig.
     """
     with patient_progress() as step:
         capacities, unseen = run(_read(options, step))

@@ -43,10 +43,10 @@ Examples:
 """,
 )
 def cloud_config() -> None:
-    """Give cloud provider and CSI driver of a cluster outside Cluster API access to Harvester.
+    """Give the cloud provider and CSI driver of a cluster outside Cluster API access to Harvester.
 
-    For RKE2, K3s and custom clusters on VMs that Rancher's node driver or a user created. The
-    provider does this for clusters of Cluster API: see field cloudConfig of HarvesterCluster.
+    This is for RKE2, K3s and custom clusters on VMs that Rancher's node driver or a user created.
+    For clusters of Cluster API the provider does this, see field cloudConfig of HarvesterCluster.
     """
 
 
@@ -60,8 +60,7 @@ user-data.yaml
   caphv cloud-config create shop -n shop-vms --harvester-kubeconfig harvester.yaml --yes -o \
 secret | kubectl apply -f -
 
-\b
-Exit status: 0 done, 1 refused or aborted, 2 invalid usage or Harvester cannot be read.
+Exit status: 0 done, 1 refused or aborted, 2 usage error or Harvester cannot be read.
 """,
 )
 @account_options
@@ -69,11 +68,11 @@ Exit status: 0 done, 1 refused or aborted, 2 invalid usage or Harvester cannot b
 @question_options
 @fill(options=TokenOptions)
 def create(options: TokenOptions) -> None:
-    """Create ServiceAccount NAME on Harvester with the role of cloud providers, and print its
-    cloud config.
+    """Create ServiceAccount NAME on Harvester with the role of cloud providers, and print its cloud
+    config.
 
-    Does what generate_addon.sh of the cloud provider does. Run again, it prints the same cloud
-    config. The output contains a token: treat it like a password.
+    The command does the work of the cloud provider's generate_addon.sh. Run again, it prints the
+    same cloud config. The output contains a token: treat it like a password.
     """
     account = run(read_account(options))
     changes = _plan_creations(account, options)
@@ -92,7 +91,7 @@ def create(options: TokenOptions) -> None:
 
 
 @cloud_config.command(
-    short_help="Issue another token, and deliver it to the cluster.",
+    short_help="Issue a new token, and deliver it to the cluster.",
     epilog="""\b
 Examples:
   caphv cloud-config renew shop -n shop-vms --harvester-kubeconfig harvester.yaml \
@@ -100,8 +99,7 @@ Examples:
   caphv cloud-config renew shop -n shop-vms --harvester-kubeconfig harvester.yaml -o kubeconfig \
 --file shop-cloud.yaml
 
-\b
-Exit status: 0 done, 1 refused or aborted, 2 invalid usage or a server cannot be read.
+Exit status: 0 done, 1 refused or aborted, 2 usage error or a server cannot be read.
 """,
 )
 @account_options
@@ -109,18 +107,20 @@ Exit status: 0 done, 1 refused or aborted, 2 invalid usage or a server cannot be
 @click.option(
     "--workload-kubeconfig",
     type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
     help=(
-        "Write it to Secret kube-system/harvester-cloud-config of this cluster, then revoke the "
-        "former tokens."
+        "Kubeconfig of the cluster: write the token to its Secret "
+        "kube-system/harvester-cloud-config, and revoke the former tokens."
     ),
 )
 @question_options
 @fill(options=TokenOptions)
 def renew(options: TokenOptions) -> None:
-    """Issue another token of an account, test it, and deliver it.
+    """Issue a new token for an account, test it, and deliver it.
 
-    With --workload-kubeconfig it is written into the cluster, and the former tokens are revoked.
-    Otherwise it is printed, and the former tokens stay valid until `revoke --former`.
+    With --workload-kubeconfig, the command writes the token into the cluster and revokes the former
+    tokens. Otherwise it prints the token, and the former tokens stay valid until `caphv
+    cloud-config revoke --former`.
     """
     account = run(read_account(options))
     require_account(account)
@@ -149,8 +149,8 @@ def renew(options: TokenOptions) -> None:
         # expires has no Secret; then even the newest Secret holds a former token.
         run(deliver(content, account.key, workload))
         click.echo(
-            "wrote Secret kube-system/harvester-cloud-config; restart Pods that read it at start "
-            "only",
+            "wrote Secret kube-system/harvester-cloud-config; restart Pods that read it only at "
+            "startup",
             err=True,
         )
         run(delete_former(options, keep_newest=not options.expires_in))
@@ -165,19 +165,19 @@ Examples:
   caphv cloud-config revoke shop -n shop-vms --harvester-kubeconfig harvester.yaml --former
   caphv cloud-config revoke shop -n shop-vms --harvester-kubeconfig harvester.yaml --dry-run
 
-\b
-Exit status: 0 done or nothing to do, 1 refused or aborted, 2 invalid usage or Harvester cannot \
-be read.
+Exit status: 0 done or nothing to do, 1 refused or aborted, 2 usage error or Harvester cannot be
+read.
 """,
 )
 @account_options
-@click.option("--former", is_flag=True, help="Only tokens before the newest one.")
+@click.option("--former", is_flag=True, help="Only delete the tokens before the newest one.")
 @output_option()
 @question_options
 @fill(options=AccountOptions)
 def revoke(*, former: bool, options: AccountOptions) -> None:
-    """Delete binding, tokens and account of a cluster: its cloud provider and CSI driver lose
-    access.
+    """Revoke a cluster's access to Harvester: delete its account with binding and tokens.
+
+    The cluster's cloud provider and CSI driver then no longer reach Harvester.
     """
     from reconciler.harvester import guestaccount
 

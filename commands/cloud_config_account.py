@@ -102,7 +102,7 @@ async def deliver(content: str, account: Key, kubeconfig: str) -> None:
         finally:
             await client.close()
     except (KubeconfigError, RequestError) as error:
-        msg = f"not delivered, the former token stays valid; run this again: {error}"
+        msg = f"not delivered; the former token stays valid. Run the command again: {error}"
         raise CommandError(msg) from None
 
 
@@ -129,9 +129,9 @@ async def _require_same_account(client: ApiClient, config: Obj, account: Key) ->
     former = token_of(token_claims(before.token))
     if former and former.account != account:
         raise CommandError(
-            f"Secret {key} of the cluster is of ServiceAccount {former.account}, not of {account}, "
-            "and was not replaced: name the kubeconfig of the right cluster, or delete that "
-            "Secret"
+            f"Secret {key} of the cluster belongs to ServiceAccount {former.account}, not to "
+            f"{account}, and was not replaced: name the kubeconfig of the right cluster, or delete "
+            "the Secret"
         )
 
 

@@ -36,35 +36,36 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Delete a cluster, or say what its deletion waits for.",
+    short_help="Delete a cluster, or explain what its deletion waits for.",
     epilog="""\b
 Examples:
   caphv delete team-a/old --explain
   caphv delete team-a/old --dry-run
   caphv delete team-a/old
-  caphv delete team-a/old --force       when its Harvester does not answer any more
+  caphv delete team-a/old --force       if its Harvester no longer answers
 
-\b
-Exit status: 0 done, 1 aborted, or (with --explain) the deletion is stuck, 2 the management \
-cluster cannot be read, or Rancher provisions the cluster.
+Exit status: 0 done, 1 aborted, or with --explain the deletion is stuck, 2 the management cluster
+cannot be read, or Rancher provisions the cluster.
 """,
 )
 @cluster_argument
-@click.option("--explain", is_flag=True, help="Change nothing; say what the deletion waits for.")
+@click.option(
+    "--explain", is_flag=True, help="Explain what the deletion waits for, and change nothing."
+)
 @click.option(
     "--force",
     is_flag=True,
     help=(
-        "Delete the cluster even if Harvester does not answer, and save a list of what may remain "
-        "there."
+        "Delete the cluster even if Harvester does not answer, and save a list of what "
+        "may remain there."
     ),
 )
 @click.option(
     "--save",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File for that list.  [default: NAMESPACE-NAME-leftovers.yaml]",
+    help="File for the list that --force saves.  [default: NAMESPACE-NAME-leftovers.yaml]",
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and change nothing.")
 @management_options
 @fill(change=ChangeOptions, scope=ScopeOptions)
@@ -77,10 +78,12 @@ def delete(
     change: ChangeOptions,
     scope: ScopeOptions,
 ) -> None:
-    """Delete a Cluster with all that belongs to it, on the management cluster and on Harvester.
+    """Delete a Cluster with everything that belongs to it, on the management cluster and on
+    Harvester.
 
-    With --force the provider leaves behind what it cannot delete on a Harvester that does not
-    answer. While Harvester answers, --force changes nothing: everything is deleted as usual.
+    The command requests the deletion and does not wait for its end; --explain says what it waits
+    for. With --force, the provider also completes the deletion if Harvester does not answer, and
+    leaves behind what it cannot delete there. While Harvester answers, --force has no effect.
     """
     from operations.change.changes import ChangeError
     from operations.change.deletion import check_deletable, save_leftovers
@@ -88,7 +91,7 @@ def delete(
     from operations.status.assembly import parts_of
 
     if explain and (force or change.dry_run):
-        raise click.UsageError("--explain changes nothing: give it alone")
+        raise click.UsageError("--explain cannot be used with --force or --dry-run")
     chosen = selection((cluster,), scope)
     if explain:
         _explain_remains(chosen, scope)
@@ -114,11 +117,11 @@ def delete(
         # leftovers.
         file = save or Path(f"{parts.key.namespace}-{parts.key.name}-leftovers.yaml")
         save_leftovers(parts, file)
-        click.echo(f"saved what may remain on Harvester to {file}")
-        click.echo(f"  find it when Harvester answers again: {remedies.LIST_LEFTOVERS}")
+        click.echo(f"saved a list of what may remain on Harvester to {file}")
+        click.echo(f"  to find it when Harvester answers again: {remedies.LIST_LEFTOVERS}")
     run(_delete(parts, scope, force=force))
     click.echo(
-        f"Deletion of cluster {parts.key} has begun. What it waits for: "
+        f"Deletion of cluster {parts.key} has begun. To see what it waits for: "
         f"{remedies.EXPLAIN_DELETION(ref=parts.key)}"
     )
 
@@ -141,7 +144,7 @@ def _explain_remains(chosen: Selection, management: ManagementOptions) -> None:
     if remains is None:
         return
 
-    echo(f"Cluster {key} no longer exists, and objects of it do")
+    echo(f"Cluster {key} no longer exists, but some of its objects do")
     waits = pending_remains(remains, datetime.now(UTC))
     _show_waits(key, waits, force=False)
     sys.exit(1)
@@ -200,7 +203,7 @@ def _announce(parts: Parts, *, force: bool) -> None:
             f"  sets annotation caphv.io/force-delete on {counted(len(forcible(parts)), 'object')}"
         )
     if being_deleted(parts.cluster):
-        click.echo("  its deletion was requested before")
+        click.echo("  its deletion was already requested")
 
 
 def _count_by_kind(leftovers: Iterable[Leftover]) -> Iterable[str]:

@@ -38,13 +38,12 @@ if TYPE_CHECKING:
     short_help="Check everything that clusters depend on.",
     epilog="""\b
 Examples:
-  caphv doctor                                   the Harvesters of clusters in the current namespace
+  caphv doctor                              clusters in the current namespace and their Harvesters
   caphv doctor team-a/production
   caphv doctor --harvester team-a/harvester-identity
   caphv doctor -A -o json | jq '.items[] | select(.wrong)'
 
-\b
-Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot be read.
+Exit status: 0 no problem, 1 a problem, 2 the management cluster cannot be read.
 """,
 )
 @clusters_argument()
@@ -53,15 +52,16 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
     "--harvester",
     default="",
     metavar="[NAMESPACE/]SECRET",
-    help="Only the Harvester of this identity Secret.",
+    help="Only check the Harvester of this identity Secret.",
 )
 @click.option(
     "--provider-namespace",
     default="caphv-system",
     show_default=True,
-    help="Where the provider runs.",
+    metavar="NAMESPACE",
+    help="Namespace of the provider.",
 )
-@click.option("--all", "everything", is_flag=True, help="Show checks that are ok, too.")
+@click.option("--all", "everything", is_flag=True, help="Also show passed checks.")
 @output_option()
 @insecure_option
 @management_options
@@ -75,13 +75,13 @@ def doctor(
     output: str,
     scope: ScopeOptions,
 ) -> None:
-    """Check the management cluster, identities, Harvesters and clusters, and say what to do about
-    each finding.
+    """Check the management cluster, identities, Harvesters and clusters, and say how to fix each
+    problem.
 
-    Checked are versions, CRDs, the provider, webhooks, cert-manager and certificates; expiry of
-    credentials and the rights of the account; hosts, zones, pools, images, networks, key pairs,
-    guest agents and replicas of volumes; objects whose owner no longer exists; what Fleet deploys
-    to clusters; and the clusters themselves.
+    On the management cluster: versions, CRDs, the provider, webhooks, cert-manager and
+    certificates. On Harvester: expiry of credentials and rights of the account, hosts, zones,
+    IPPools, images, networks, key pairs, guest agents, replicas of volumes, and objects whose owner
+    no longer exists. For clusters: their problems, and what Fleet deploys to them.
     """
     chosen = selection(clusters, scope)
     identity = None
@@ -125,7 +125,7 @@ async def _run_selected_checks(
             map(key_of, answer.objects.clusters),
         )
 
-        step("asking Harvesters")
+        step("reading Harvesters")
         checks = await run_checks(client, answer, chosen.namespace, provider_namespace, identity)
 
     # A user must not take a missing check for a passed one.

@@ -62,8 +62,7 @@ Examples:
   caphv etcd members team-a/production
   caphv etcd members team-a/production -o json | jq '.items[] | select(.wrong)'
 
-\b
-Exit status: 0 all members are healthy, 1 one is not, 2 etcd or the machines cannot be read.
+Exit status: 0 all members are healthy, 1 a member is not, 2 etcd or the machines cannot be read.
 """,
 )
 @cluster_argument
@@ -72,15 +71,15 @@ Exit status: 0 all members are healthy, 1 one is not, 2 etcd or the machines can
 @management_options
 @fill(scope=ScopeOptions)
 def members(cluster: str, *, output: str, scope: ScopeOptions) -> None:
-    """List the members of a cluster's etcd: `stale` ones have no machine, count for the quorum,
-    and never answer.
+    """List the members of a cluster's etcd with their machines.
 
-    It runs etcdctl in an etcd Pod of the workload cluster, with the kubeconfig that Cluster API
-    keeps for it.
+    A `stale` member has no machine: it counts for the quorum, but never answers. The command runs
+    etcdctl in an etcd Pod of the workload cluster, with the kubeconfig that Cluster API keeps for
+    the cluster.
     """
     key = selection((cluster,), scope).keys[0]
     with patient_progress() as step:
-        step("asking etcd")
+        step("reading etcd")
         etcd_members = run(_read_members(scope, key))
     from commands.output import etcd as out
 
@@ -99,14 +98,13 @@ Examples:
   caphv etcd remove team-a/production                         all stale members
   caphv etcd remove team-a/production w-7xk2p-1a2b3c4d --yes
 
-\b
-Exit status: 0 done or nothing to do, 1 a check failed or aborted, 2 etcd or the machines cannot \
+Exit status: 0 done or nothing to do, 1 a check failed or aborted, 2 etcd or the machines cannot
 be read.
 """,
 )
 @cluster_argument
 @click.argument("names", metavar="[MEMBER]...", nargs=-1)
-@click.option("--force", is_flag=True, help="Remove them although a check failed.")
+@click.option("--force", is_flag=True, help="Remove the members even if a check fails.")
 @change_options
 @insecure_option
 @management_options
@@ -119,14 +117,16 @@ def remove(
     change: ChangeOptions,
     scope: ScopeOptions,
 ) -> None:
-    """Remove members from a cluster's etcd: by name or id, by default all that have no machine.
+    """Remove members from a cluster's etcd: those named, or all that have no machine.
 
-    It also ends the deletion of Machines that waits without end: RKE2's provider reads from a Node
-    that its member was removed. If the Node was deleted first, and etcd has no member of it, the
-    provider's hook is removed from the Machine.
+    MEMBER is a name or an ID. Before any change, the command checks that no machine uses the
+    members, and that the remaining members have a quorum. It removes one member at a time, and
+    reads etcd again before each.
 
-    Before any change, the command checks that no machine uses the member, and that the remaining
-    ones have a quorum. Members are removed one by one, and etcd is asked again before each.
+    The command also unblocks stuck deletions of Machines: RKE2's control plane provider learns from
+    a Machine's Node that its etcd member was removed, and waits forever if the Node was deleted
+    first. If etcd has no member for such a Machine, the command removes the provider's hook from
+    it.
     """
     from commands.output import changes
     from commands.output import etcd as out
@@ -165,7 +165,7 @@ def remove(
     if any(check.result is Result.ERROR for check in checks) and not force:
         report(applied=False)
         click.echo(
-            "Not changed: a check failed. Correct it, or give --force to remove them nevertheless.",
+            "Nothing was changed: a check failed. Correct the cause, or override it with --force.",
             err=True,
         )
         sys.exit(1)
@@ -330,7 +330,7 @@ async def _ask_etcd(
         try:
             pods = await find_pods(client)
         except RequestError as error:
-            raise InputError(f"the workload cluster cannot be queried: {error}") from None
+            raise InputError(f"the workload cluster cannot be read: {error}") from None
 
         # The Pods of lost members do not answer, but every other Pod knows all members.
         for pod in pods:
@@ -343,7 +343,7 @@ async def _ask_etcd(
             return
 
         hint = (
-            "no Pod of etcd in kube-system: K3s and Talos run it outside of Pods, ask it on a "
-            "server"
+            "there is no etcd Pod in kube-system; K3s and Talos run etcd outside of Pods, where "
+            "this command cannot read it"
         )
-        raise InputError(f"etcd cannot be queried: {'; '.join(errors) or hint}")
+        raise InputError(f"etcd cannot be read: {'; '.join(errors) or hint}")

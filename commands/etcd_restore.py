@@ -65,19 +65,31 @@ Examples:
   caphv etcd snapshots team-a/production
   caphv etcd restore team-a/production etcd-snapshot-cp-1-1767268800 --dry-run
   caphv etcd restore team-a/production etcd-snapshot-cp-1-1767268800 --ssh
-  caphv etcd restore team-a/production                 the steps again, and how far it is
-  caphv etcd restore team-a/production --finish        when the servers run again
+  caphv etcd restore team-a/production                 print the steps and the progress again
+  caphv etcd restore team-a/production --finish        once the servers run again
 
-\b
-Exit status: 0 done, 1 a check failed or aborted, 2 invalid usage or cannot be read.
+Exit status: 0 done, 1 a check failed or aborted, 2 usage error or a server cannot be read.
 """,
 )
 @cluster_argument
 @click.argument("snapshot", default="")
-@click.option("--on", "machine", default="", metavar="MACHINE", help="Restore on this Machine.")
-@click.option("--ssh", is_flag=True, help="Run the steps, with SSH and sudo without a password.")
-@click.option("--finish", is_flag=True, help="Check the restored cluster, and end the pause.")
-@click.option("--force", is_flag=True, help="Begin or finish although a check failed.")
+@click.option(
+    "--on",
+    "machine",
+    default="",
+    metavar="MACHINE",
+    help=(
+        "Control plane Machine on which to restore the snapshot.  [default: one that has the "
+        "snapshot; for S3, a ready one]"
+    ),
+)
+@click.option(
+    "--ssh",
+    is_flag=True,
+    help="Run the scripts over SSH; needs sudo without a password on the machines.",
+)
+@click.option("--finish", is_flag=True, help="Check the restored cluster, and end its pause.")
+@click.option("--force", is_flag=True, help="Begin or finish even if a check fails.")
 @change_options
 @insecure_option
 @management_options
@@ -93,15 +105,15 @@ def restore(
     change: ChangeOptions,
     scope: ScopeOptions,
 ) -> None:
-    """Restore a cluster's etcd from SNAPSHOT, a name of `caphv etcd snapshots` or a path.
+    """Restore a cluster's etcd from a snapshot.
 
-    Restoring needs a shell on the control plane machines. The command checks, pauses the Cluster so
-    that no machine is replaced meanwhile, and prints a script for each machine in the order of RKE2
-    or K3s, or runs them with --ssh. Then run it with --finish: it checks the Nodes and ends the
-    pause.
+    SNAPSHOT is a name in the output of `caphv etcd snapshots`, or a path on a control plane
+    machine. The command runs checks, pauses the Cluster so that no machine is replaced, and prints
+    the scripts to run on the machines, in the order that RKE2 or K3s requires. With --ssh, it runs
+    them. When the servers run again, use --finish to check the Nodes and end the pause.
 
-    The Cluster records the restore, so any computer can continue it: each step can be repeated.
-    --finish --force ends the pause without a restore.
+    The Cluster records the restore, so that you can continue it on any computer, and repeat each
+    step. --finish --force ends the pause without a restore.
     """
     from operations.change.changes import ChangeError
 

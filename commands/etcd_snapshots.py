@@ -35,9 +35,8 @@ Examples:
   caphv etcd snapshots team-a/production
   caphv etcd snapshots team-a/production -o json | jq -r '.items[] | select(.s3).location'
 
-\b
-Exit status: 0 there is a snapshot, and all can be restored, 1 otherwise, 2 the workload cluster \
-cannot be queried.
+Exit status: 0 there are snapshots, and all can be restored, 1 otherwise, 2 the workload cluster
+cannot be read.
 """,
 )
 @cluster_argument
@@ -46,15 +45,15 @@ cannot be queried.
 @management_options
 @fill(scope=ScopeOptions)
 def snapshots(cluster: str, *, output: str, scope: ScopeOptions) -> None:
-    """List the snapshots that RKE2 or K3s took of etcd, the newest first.
+    """List the snapshots that RKE2 or K3s took of a cluster's etcd, the newest first.
 
-    A snapshot has a line for its file on a control plane machine, and one for its copy in the S3
-    store. `failed` copies were not written, `lost` ones were on a machine that no longer exists.
-    The list comes from ETCDSnapshotFiles in the workload cluster, whose API has to answer.
+    Each copy of a snapshot has a line: the file on a control plane machine, and the object in the
+    S3 store. A `failed` copy was not written; a `lost` copy was on a machine that no longer exists.
+    The command reads ETCDSnapshotFiles in the workload cluster, whose API server must answer.
     """
     key = selection((cluster,), scope).keys[0]
     with patient_progress() as step:
-        step("asking the workload cluster")
+        step("reading the workload cluster")
         etcd_snapshots = run(_read(scope, key))
     from commands.output import etcdsnapshots as out
 
@@ -81,7 +80,7 @@ async def _read(management: ManagementOptions, key: Key) -> tuple[EtcdSnapshot, 
             ) from None
         except RequestError as error:
             raise InputError(
-                f"the workload cluster cannot be queried: {error}. Look into the S3 store, or on "
-                "control plane machines into /var/lib/rancher/rke2/server/db/snapshots or "
+                f"the workload cluster cannot be read: {error}. Snapshots are in the S3 store, or "
+                "on control plane machines in /var/lib/rancher/rke2/server/db/snapshots or "
                 "/var/lib/rancher/k3s/server/db/snapshots"
             ) from None

@@ -57,16 +57,15 @@ class _Prepared:
 
 
 @click.command(
-    short_help="Move guests that Harvester cannot migrate off a host.",
+    short_help="Move VMs that cannot be live-migrated off a host.",
     epilog="""\b
 Examples:
   caphv evacuate harvester-2 --harvester-kubeconfig harvester.yaml --wait
   caphv evacuate harvester-2 --harvester-kubeconfig harvester.yaml --dry-run
-  caphv evacuate harvester-2 --harvester-kubeconfig harvester.yaml --cancel   after its maintenance
+  caphv evacuate harvester-2 --harvester-kubeconfig harvester.yaml --cancel   after the maintenance
 
-\b
-Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 invalid \
-usage or cannot be read.
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 usage error or a
+server cannot be read.
 """,
 )
 @click.argument("host")
@@ -75,25 +74,28 @@ usage or cannot be read.
 @click.option(
     "--force",
     is_flag=True,
-    help="Also stop VMs whose Nodes cannot be drained within five minutes.",
+    help="Stop VMs even if their Nodes cannot be drained within five minutes.",
 )
-@click.option("--cancel", is_flag=True, help="End it: the host takes machines again.")
+@click.option(
+    "--cancel", is_flag=True, help="End the evacuation, so that the host takes machines again."
+)
 @wait_options("60m")
 @change_options
 @insecure_option
 @management_options
 @fill(options=EvacuateOptions)
 def evacuate(host: str, options: EvacuateOptions) -> None:
-    """Empty a host of Harvester before its maintenance or upgrade.
+    """Move machines off a Harvester host before its maintenance or upgrade.
 
-    The provider drains the Nodes of machines with host devices, stops their VMs and starts them
-    on other hosts, one machine of a cluster at a time. Harvester migrates the others when its
-    maintenance begins, and VMs whose disks may be local to the host are named. It continues without
-    this command, which writes annotation caphv.io/evacuate on the host; that needs an
-    administrator's kubeconfig of Harvester.
+    VMs with host devices cannot be live-migrated: the provider drains their Nodes, stops the VMs
+    and starts them on other hosts, one machine of a cluster at a time. Harvester migrates the other
+    VMs when you start the maintenance. The command lists VMs whose disks may be local to the host.
+
+    The command sets annotation caphv.io/evacuate on the host, which needs an administrator's
+    kubeconfig for Harvester. The provider continues even if you interrupt the command.
     """
     if options.force and options.cancel:
-        raise click.UsageError("--force and --cancel exclude each other")
+        raise click.UsageError("--force and --cancel are mutually exclusive")
     from operations.change.changes import ChangeError
 
     try:
@@ -106,7 +108,7 @@ def evacuate(host: str, options: EvacuateOptions) -> None:
     if plan.errors or options.dry_run or not plan.changes:
         _report(prepared, options, applied=False)
     if plan.errors:
-        echo("Not changed: a check failed.", err=True)
+        echo("Nothing was changed: a check failed.", err=True)
         sys.exit(1)
     if options.dry_run:
         return
@@ -119,7 +121,7 @@ def evacuate(host: str, options: EvacuateOptions) -> None:
     if options.wait:
         _wait(prepared, options)
     elif plan.changes and options.is_text:
-        click.echo(f"The provider continues: {remedies.FOLLOW_ALL}")
+        click.echo(f"The provider continues. Follow it: {remedies.FOLLOW_ALL}")
 
 
 async def _prepare(host: str, options: EvacuateOptions, step: Step) -> _Prepared:
@@ -203,8 +205,8 @@ async def _write(prepared: _Prepared, options: EvacuateOptions) -> None:
                 await client.patch(NODES, patch.key.name, "", patch.body)
         except Forbidden as error:
             raise InputError(
-                f"the account may not change hosts of Harvester: give --harvester-kubeconfig with "
-                f"an administrator's kubeconfig; {error}"
+                f"the account may not change hosts of Harvester: use an administrator's kubeconfig "
+                f"with --harvester-kubeconfig; {error}"
             ) from None
 
 

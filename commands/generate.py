@@ -19,7 +19,7 @@ from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import ChartOptions, chart_options, rendering
 from commands.options.formats import output_option
 from commands.options.groups import fill
-from commands.options.management import ManagementOptions
+from commands.options.management import CONTEXT, KUBECONFIG, ManagementOptions
 from commands.output.echo import echo
 
 if TYPE_CHECKING:
@@ -62,12 +62,11 @@ Examples:
     --network default/production --ip-pool machines --gateway 172.16.0.1 --subnet-mask \
 255.255.0.0 \\
     --harvester-kubeconfig harvester.yaml --apply
-  caphv generate --definition production.yaml --to manifests/   without the Secret, for a repository
+  caphv generate --definition production.yaml --to manifests/   for a repository, without the Secret
   caphv generate --interactive -o definition > production.yaml  the definition only
 
-\b
-Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 something cannot be \
-read, or wrong usage.
+Exit status: 0 done, 1 values are invalid, or the management cluster refused objects, 2 usage
+error or unreadable input.
 """,
 )
 @cluster_flags
@@ -76,7 +75,8 @@ read, or wrong usage.
     "--individual-objects",
     is_flag=True,
     help=(
-        "Create control plane, templates and pools as individual objects, without a ClusterClass."
+        "Create the control plane, templates and pools as individual objects, without "
+        "a ClusterClass."
     ),
 )
 @click.option(
@@ -85,16 +85,18 @@ read, or wrong usage.
 @click.option(
     "--stig",
     is_flag=True,
-    help="Harden RKE2 according to DISA's STIG: CIS profile, audit log, Secure Boot and TPM.",
+    help="Harden RKE2 according to the DISA STIG: CIS profile, audit log, Secure Boot and TPM.",
 )
-@click.option("--disable-fstrim-timer", is_flag=True, help="Turn fstrim.timer off in the guests.")
+@click.option("--disable-fstrim-timer", is_flag=True, help="Disable fstrim.timer in the guests.")
 @click.option(
-    "--no-guest-agent", is_flag=True, help="Do not install qemu-guest-agent: the image has it."
+    "--no-guest-agent",
+    is_flag=True,
+    help="Do not install qemu-guest-agent, because the image contains it.",
 )
 @click.option(
     "--user-data",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File with more cloud-config for the guests. It must not hold secrets.",
+    help="File with additional cloud-config for the guests; it must not contain secrets.",
 )
 @click.option(
     "--rancher-auto-import/--no-rancher-auto-import",
@@ -104,59 +106,58 @@ read, or wrong usage.
 @click.option(
     "--harvester-kubeconfig",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Kubeconfig for Harvester, for the identity Secret; without it the Secret must exist. "
-    "With --cluster-identity, only for checks.",
+    help=(
+        "Kubeconfig for Harvester, to check the cluster and to write into the identity Secret. "
+        "Without it, the Secret must exist. With --cluster-identity, it is only for the checks."
+    ),
 )
 @click.option(
     "--check-kubeconfig",
     type=click.Path(dir_okay=False, path_type=Path),
     help=(
-        "Kubeconfig to check against Harvester with; it is never written.  [default: that of "
-        "--harvester-kubeconfig]"
+        "Kubeconfig for the checks against Harvester; it is never written.  [default: "
+        "that of --harvester-kubeconfig]"
     ),
 )
 @click.option(
     "--replace-identity",
     is_flag=True,
-    help=(
-        "Replace the kubeconfig of an identity Secret that exists: all clusters that use it get "
-        "the new one."
-    ),
+    help="Replace the kubeconfig in an existing identity Secret, for all clusters that use it.",
 )
 @click.option(
     "--definition",
     type=click.Path(dir_okay=False, allow_dash=True),
-    help="File with a ClusterDefinition, - for standard input; flags take precedence.",
+    help="File with a ClusterDefinition, or - for standard input. Flags take precedence.",
 )
 @click.option(
     "--interactive",
     is_flag=True,
-    help="Prompt for values not given by flags, and offer what Harvester has.",
+    help="Prompt for values that no flag gives, and offer what Harvester has.",
 )
-@click.option("--no-harvester", is_flag=True, help="Do not check against Harvester.")
+@click.option("--no-harvester", is_flag=True, help="Skip the checks against Harvester.")
 @click.option(
     "--apply",
     "applied",
     is_flag=True,
-    help="Apply to the management cluster with server-side apply.",
+    help="Apply the objects to the management cluster, by server-side apply.",
 )
 @click.option(
     "--push",
     "pushed",
     is_flag=True,
     help=(
-        "Push the cluster's bundles to --fleet-addon-repo first. Credentials come from variables "
-        "CAPHV_GIT_*."
+        "First push the cluster's bundles to --fleet-addon-repo, with credentials from "
+        "environment variables CAPHV_GIT_*."
     ),
 )
-@click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster.")
-@click.option("--context", default="", help="Context of that kubeconfig.")
+@KUBECONFIG
+@CONTEXT
 @click.option(
-    "--to", type=click.Path(file_okay=False, path_type=Path), help="Write files into this folder."
+    "--to",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the objects to files in this directory.",
 )
-@click.option(
-    "--overwrite", is_flag=True, help="Let --to replace files that exist and are different."
-)
+@click.option("--overwrite", is_flag=True, help="Let --to overwrite existing files that differ.")
 @output_option(
     "yaml",
     "json",
@@ -165,14 +166,16 @@ read, or wrong usage.
 )
 @fill(flags=ClusterFlags, options=GenerateOptions)
 def generate(flags: object, options: GenerateOptions) -> None:
-    """Generate all objects of a cluster: from flags, from answers, or from a ClusterDefinition.
+    """Generate all objects of a cluster from flags, from answers, or from a ClusterDefinition.
 
-    Objects are printed, unless they are written with --to or applied with --apply. With
-    --harvester-kubeconfig or --check-kubeconfig it is checked that Harvester has the image, key
-    pair, networks, storage classes and IPPools, and that addresses and quota suffice. All errors
-    are reported at once. The Secret with Harvester's kubeconfig is printed and applied only where
-    --harvester-kubeconfig names it, and never written by --to: that is for repositories. A Secret
-    that exists keeps its kubeconfig without --replace-identity.
+    The command prints the objects, writes them to files with --to, or applies them with --apply.
+    With --harvester-kubeconfig or --check-kubeconfig, it checks that Harvester has the image, key
+    pair, networks, storage classes and IPPools, and that addresses and quota suffice. It reports
+    all errors at once.
+
+    The identity Secret with Harvester's kubeconfig is printed and applied only with
+    --harvester-kubeconfig, and never written by --to, because those files are for a repository. An
+    existing Secret keeps its kubeconfig unless you pass --replace-identity.
     """
     values = flag_values(flags)
     interview: Interview | None = None
@@ -311,7 +314,9 @@ def _refuse(
         from commands.generate_answers import command_line
 
         line = command_line(interview.values, options.harvester_kubeconfig)
-        click.echo("To correct this without answering again, leave out what is wrong:", err=True)
+        click.echo(
+            "To answer only the invalid values again, run this without their flags:", err=True
+        )
         echo(f"  {line}", err=True)
     sys.exit(INVALID)
 

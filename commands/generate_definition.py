@@ -56,7 +56,7 @@ def make_definition(
     from packager.definitions.fromflags import definition_of
 
     if values["--external-endpoint"] and values["--kube-vip"]:
-        raise InputError("--external-endpoint and --kube-vip exclude each other: give one of them")
+        raise InputError("--external-endpoint and --kube-vip are mutually exclusive")
 
     # DISA's STIG requires a CIS profile, Secure Boot and a TPM.
     hardening: Obj = {"fipsRequired": True} if options.fips_required else {}

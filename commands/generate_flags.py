@@ -110,7 +110,7 @@ def cluster_flags(command: _Command) -> _Command:
             flag.name,
             _field(flag),
             default="",
-            metavar="TEXT",
+            metavar=flag.metavar,
             help=flag.help,
             shell_complete=complete,
         )

@@ -41,7 +41,7 @@ apply -f -
 """
 )
 def identity() -> None:
-    """Manage accounts for the provider on Harvester."""
+    """Manage the provider's accounts on Harvester."""
 
 
 identity.add_command(create)
@@ -50,16 +50,14 @@ identity.add_command(rotate)
 
 @identity.command(
     "list",
-    short_help="List identities with their expiry dates and clusters.",
+    short_help="List identities with their expiry and clusters.",
     epilog="""\b
 Examples:
   caphv identity list -A
   caphv identity list -A -o json | jq '.items[] | select(.wrong)'
 
-\b
-Exit status: 0 all identities are valid, 1 one is not or expires within 14 days, 2 the management \
-cluster cannot be
-read.
+Exit status: 0 all identities are valid, 1 an identity is invalid or expires within 14 days, 2 the
+management cluster cannot be read.
 """,
 )
 @namespace_options
@@ -67,11 +65,11 @@ read.
 @management_options
 @fill(scope=ScopeOptions)
 def list_identities(*, output: str, scope: ScopeOptions) -> None:
-    """List identity Secrets with their Harvester, the expiry date of the credentials, and the
-    clusters that use them.
+    """List identity Secrets with their Harvester, the expiry of their credentials, and the clusters
+    that use them.
 
-    What no cluster uses is listed, too, if you may list it: HarvesterClusterIdentities (with a
-    namespace, those whose Secret is there), and Secrets with a kubeconfig.
+    If your rights suffice, the list includes what no cluster uses: Secrets with a kubeconfig, and
+    HarvesterClusterIdentities (with a namespace, those whose Secret is in it).
     """
     chosen = selection((), scope)
     with patient_progress():
@@ -94,30 +92,29 @@ def list_identities(*, output: str, scope: ScopeOptions) -> None:
 
 @identity.command(
     "remove-finalizers",
-    short_help="Remove the provider's finalizers from Secrets, before it is uninstalled.",
+    short_help="Remove the provider's finalizers from identity Secrets.",
     epilog="""\b
 Examples:
   kubectl scale deployment caphv-controller-manager -n caphv-system --replicas 0
   caphv identity remove-finalizers -A --dry-run
   caphv identity remove-finalizers -A
 
-\b
-Exit status: 0 done, 1 aborted, or a Secret could not be changed, 2 the management cluster cannot \
+Exit status: 0 done, 1 aborted, or a Secret could not be changed, 2 the management cluster cannot
 be read.
 """,
 )
 @namespace_options
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="List the Secrets, and change nothing.")
 @management_options
 @fill(change=ChangeOptions, scope=ScopeOptions)
 def remove_finalizers(*, change: ChangeOptions, scope: ScopeOptions) -> None:
-    """Remove the finalizers that the provider has set on identity Secrets in use.
+    """Remove the provider's finalizers from identity Secrets, before you uninstall the provider.
 
-    They keep credentials until all clusters that use them are deleted. Without the provider, no one
-    would remove them, and a deleted Secret or namespace would stay. Run this command before you
-    uninstall the provider or return to the Go provider, and stop the provider first: while it runs,
-    it sets the finalizers again.
+    The finalizers keep credentials until all clusters that use them are deleted. Without the
+    provider nothing removes them, so that the deletion of a Secret or namespace would be stuck. Run
+    this command before you uninstall the provider or return to the Go provider. Stop the provider
+    first: while it runs, it sets the finalizers again.
     """
     from reconciler.cluster import identityprotection
 

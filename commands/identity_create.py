@@ -75,18 +75,21 @@ kubeconfig --file team-a.yaml
     "--harvester-kubeconfig",
     type=click.Path(exists=True, dir_okay=False),
     required=True,
+    metavar="FILE",
     help="Administrator's kubeconfig for Harvester.",
 )
 @click.option(
     "--name",
     default="caphv",
     callback=_check_names,
+    metavar="NAME",
     help="Name of the ServiceAccount on Harvester.",
 )
 @click.option(
     "--namespace",
     default="caphv-system",
     callback=_check_names,
+    metavar="NAMESPACE",
     help="Namespace of the ServiceAccount on Harvester.",
 )
 @click.option(
@@ -94,9 +97,10 @@ kubeconfig --file team-a.yaml
     "targets",
     multiple=True,
     callback=_check_names,
+    metavar="NAMESPACE",
     help=(
-        "Namespace for VMs; may be repeated. By default a new account may use and create all "
-        "namespaces, and an existing one keeps its target namespaces."
+        "Namespace for VMs. Repeatable.  [default: a new account may use and create "
+        "all namespaces, an existing one keeps its own]"
     ),
 )
 @click.option(
@@ -107,42 +111,48 @@ kubeconfig --file team-a.yaml
 @click.option(
     "--create-ip-pools",
     is_flag=True,
-    help="May also create and delete IPPools, for clusters that describe their own.",
+    help="Allow the account to create and delete IPPools, for clusters that define their own.",
 )
 @click.option(
     "--import-images",
     multiple=True,
     metavar="NAMESPACE",
     callback=_check_names,
-    help="Namespace into which clusters may have images imported; may be repeated.",
+    help="Namespace into which clusters may import images. Repeatable.",
 )
 @click.option(
     "--back-up-vms",
     is_flag=True,
-    help="May also back up VMs, for clusters that keep backups of replaced control plane machines.",
+    help=(
+        "Allow the account to back up VMs, for clusters that keep backups of replaced "
+        "control plane machines."
+    ),
 )
 @click.option(
     "--server",
     default="",
     show_default=False,
+    metavar="URL",
     help=(
-        "URL of Harvester's API server for the identity.  [default: from the kubeconfig, without "
-        "Rancher's proxy]"
+        "URL of Harvester's API server in the identity.  [default: from the "
+        "kubeconfig, without Rancher's proxy]"
     ),
 )
 @click.option(
     "--secret-name",
     default="harvester-identity",
     callback=_check_names,
+    metavar="NAME",
     help="Name of the identity Secret.",
 )
 @click.option(
     "--secret-namespace",
     default="default",
     callback=_check_names,
+    metavar="NAMESPACE",
     help=(
-        "Namespace of the identity Secret, that of the clusters; with --share-with that of "
-        "the provider, caphv-system by default."
+        "Namespace of the identity Secret: that of the clusters, or with --share-with "
+        "that of the provider, by default caphv-system."
     ),
 )
 @click.option(
@@ -152,8 +162,8 @@ kubeconfig --file team-a.yaml
     metavar="NAMESPACE",
     callback=_check_shared,
     help=(
-        "Also write a HarvesterClusterIdentity, with the name of the Secret, that clusters of this "
-        "namespace may use; may be repeated, * for all."
+        "Also write a HarvesterClusterIdentity, with the name of the Secret, for "
+        "clusters in this namespace, or * for all namespaces. Repeatable."
     ),
 )
 @click.option(
@@ -163,26 +173,26 @@ kubeconfig --file team-a.yaml
     default="secret",
     help="Output format.",
 )
-@file_options("File to write, with mode 0600; default: standard output.")
+@file_options("File to write, with mode 0600.  [default: standard output]")
 @click.option(
     "--expires-in",
     type=click.IntRange(1, 3650),
     metavar="DAYS",
     show_default=False,
     help=(
-        "Issue a new token that expires, instead of the account's lasting one; Harvester may limit "
-        "its lifetime."
+        "Issue a new token that expires after this many days, instead of the lasting "
+        "one; Harvester may shorten its lifetime."
     ),
 )
 @click.option(
     "--lasting-token",
     is_flag=True,
-    help="Add a token that does not expire to an existing account without one.",
+    help="Add a token that does not expire to an existing account that has none.",
 )
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Print the objects of a new account, without reading or changing Harvester.",
+    help="Print the objects of a new account; neither read nor change Harvester.",
 )
 @fill(target=FileOptions, options=AccountOptions)
 def create(
@@ -195,28 +205,28 @@ def create(
     target: FileOptions,
     options: AccountOptions,
 ) -> None:
-    """Create an account on Harvester with the rights that the provider needs, and write its
+    """Create an account on Harvester with the rights that the provider needs, and print its
     identity Secret.
 
-    The output contains a token that grants all rights of the account. By default it does not
-    expire, and each call prints the same one. With --expires-in, each call issues a new token; run
+    The output contains a token with all rights of the account. By default the token does not
+    expire, and each run prints the same one. With --expires-in, each run issues a new token: run
     the command again before it expires.
 
-    The command adds rights to an existing account and removes none. It extends an account with
-    target namespaces to all namespaces only with --all-namespaces. An existing account without a
-    lasting token gets one only with --lasting-token; without this option and --expires-in, the
-    command grants the rights and prints no identity.
+    For an existing account, the command adds rights and removes none. Only --all-namespaces extends
+    an account with target namespaces to all namespaces. Only --lasting-token adds a token that does
+    not expire to an account without one; without this option and --expires-in, the command grants
+    the rights and prints no identity.
     """
     import yaml
 
     from reconciler.harvester import identityaccount
 
     if options.all_namespaces and options.targets:
-        raise click.UsageError("--all-namespaces and --target-namespace exclude each other")
+        raise click.UsageError("--all-namespaces and --target-namespace are mutually exclusive")
     if options.lasting_token and options.expires_in:
-        raise click.UsageError("--lasting-token and --expires-in exclude each other")
+        raise click.UsageError("--lasting-token and --expires-in are mutually exclusive")
     if shared and output == "kubeconfig":
-        raise click.UsageError("--share-with and -o kubeconfig exclude each other")
+        raise click.UsageError("--share-with and -o kubeconfig are mutually exclusive")
 
     account = identityaccount.Account(
         options.name,
@@ -301,7 +311,7 @@ def _warn_about_scope(account: Account) -> None:
     if not account.targets:
         click.echo(
             "caphv: without --target-namespace, the account may read Secrets and delete VMs in all "
-            "namespaces of Harvester, and give no cluster a cloud config",
+            "namespaces of Harvester, and cannot give clusters a cloud config",
             err=True,
         )
 

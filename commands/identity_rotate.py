@@ -53,39 +53,39 @@ Examples:
   caphv identity rotate team-a/harvester-identity --harvester-kubeconfig harvester.yaml
   caphv identity rotate team-a/harvester-identity --expires-in 90 --yes
 
-\b
-Exit status: 0 done, 1 the new token does not work, --dry-run found what would stop it, or \
-aborted, 2 a server or the Secret cannot be read.
+Exit status: 0 done, 1 aborted, the new token does not work, or --dry-run found an obstacle, 2 a
+server or the Secret cannot be read.
 """,
 )
 @click.argument("secret", metavar="[NAMESPACE/]SECRET")
 @click.option(
     "--harvester-kubeconfig",
     type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
     help=(
-        "Administrator's kubeconfig for Harvester: for an expired token, or an account that may "
-        "not do it itself."
+        "Administrator's kubeconfig for Harvester, if the token has expired or the "
+        "account may not rotate its own token."
     ),
 )
 @click.option(
     "--expires-in",
     type=click.IntRange(1, 3650),
     metavar="DAYS",
-    help="Lifetime of the new token.  [default: that of the former one]",
+    help="Lifetime of the new token, in days.  [default: that of the former token]",
 )
-@click.option("--keep-old", is_flag=True, help="Leave the former token valid.")
+@click.option("--keep-old", is_flag=True, help="Keep the former token valid.")
 @change_options
 @management_options
 @fill(options=RotateOptions)
 def rotate(secret: str, options: RotateOptions) -> None:
-    """Replace the token in an identity Secret by a new one of the same account on Harvester.
+    """Replace the token in an identity Secret with a new one of the same account on Harvester.
 
-    The new token is tested first: it has to lead to the same Harvester and to have all rights. Then
-    the Secret is written, and only when the clusters that use it are still connected, the former
-    token is deleted on Harvester. A token that no Secret on Harvester holds expires by itself. An
-    interrupted rotation is completed by the next call.
+    The command first tests that the new token reaches the same Harvester and has all rights. Then
+    it writes the Secret. It deletes the former token on Harvester only if the clusters that use the
+    Secret are still connected. A token without a Secret on Harvester expires by itself. After an
+    interruption, run the command again to complete the rotation.
 
-    --dry-run also asks both servers whether the rights for it are there.
+    With --dry-run, the command also asks both servers whether it has the rights for the rotation.
     """
     from operations.change.rotation import plan_rotation
 
@@ -98,7 +98,7 @@ def rotate(secret: str, options: RotateOptions) -> None:
         _show(plan)
     if options.dry_run:
         with patient_progress() as step:
-            step("asking for rights")
+            step("checking rights")
             problems = run(_find_problems(identity, plan, options))
         _report(plan, options, applied=False, problems=problems)
         sys.exit(1 if problems else 0)
@@ -127,12 +127,12 @@ def _show(plan: RotationPlan) -> None:
     elif plan.seconds:
         lifetime = f"valid for {plan.seconds} seconds"
     else:
-        lifetime = "which lasts as long as its Secret there"
+        lifetime = "valid as long as its Secret on Harvester exists"
 
     if plan.issues:
         click.echo(f"  issues a new token, {lifetime}, and tests it")
     else:
-        echo("  completes a rotation that was interrupted: the new token is tested again")
+        echo("  completes an interrupted rotation: tests the new token again")
     if plan.deletes:
         echo(
             f"  deletes the former token, Secret {plan.deletes}; other management clusters with it "

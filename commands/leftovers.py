@@ -35,38 +35,38 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Find what deleted clusters left on Harvester, and delete it.",
+    short_help="Find and delete what deleted clusters left on Harvester.",
     epilog="""\b
 Examples:
   caphv leftovers                          on all Harvesters that clusters use
-  caphv leftovers --wrong                  without what others made
+  caphv leftovers --wrong                  only what this management cluster left
   caphv leftovers --harvester-kubeconfig harvester.yaml
-                                           all namespaces, also of a Harvester without clusters
+                                           all namespaces, even of a Harvester without clusters
   caphv leftovers -o json | jq '.items[].objects[] | select(.verdict == "leaked")'
   caphv leftovers --delete --dry-run       what would be deleted
   caphv leftovers --delete
   caphv leftovers --delete --running       also VMs that are not stopped, or are parked
 
-\b
-Exit status: 0 nothing leaked, 1 something did, else 2 if something cannot be read.
-With --delete: 0 all that leaked is deleted, 1 aborted or something remains, else 2 as above.
+Exit status: 0 no leftovers, 1 leftovers, 2 no leftovers, but something cannot be read. With
+--delete: 0 no leftovers remain, 1 aborted or leftovers remain, 2 as without --delete.
 """,
 )
 @harvester_namespace_options
 @harvester_option
-@click.option("--delete", is_flag=True, help="Delete what is left, after a question.")
+@click.option("--delete", is_flag=True, help="Delete the leftovers, after a confirmation.")
 @timeout_option(
-    "5m", "With --delete: maximum time to wait for the objects of a kind, such as VMs that stop."
+    "5m",
+    "With --delete: maximum time to wait until the objects of each kind, such as VMs, are deleted.",
 )
 @click.option(
     "--running",
     is_flag=True,
-    help="Also VMs that are not stopped or are parked, with what their clusters use.",
+    help="Include VMs that are not stopped, or are parked, with what their clusters use.",
 )
 @click.option(
     "--wrong",
     is_flag=True,
-    help="Only what this management cluster left behind, also if it is in use.",
+    help="Only list what this management cluster left behind, even if it is in use.",
 )
 @change_options
 @insecure_option
@@ -83,26 +83,28 @@ def leftovers(
 ) -> None:
     """List objects on Harvester whose owner no longer exists, and delete those of deleted clusters.
 
-    The provider records on everything that it creates there which management cluster it belongs to,
-    and which HarvesterCluster or HarvesterMachine, by namespace, name and uid: on VMs, disks,
-    Secrets, load balancers, Services, IPPools and their addresses, and on accounts of cloud
+    The provider records the owner of everything that it creates on Harvester: the management
+    cluster, and the HarvesterCluster or HarvesterMachine by namespace, name and UID. These are VMs,
+    disks, Secrets, load balancers, Services, IPPools and their addresses, and the accounts of cloud
     providers with their bindings. An object is left over ("leaked") if its record names this
-    management cluster, that owner no longer exists and makes objects of this name, and nothing else
-    uses the object. A copied record, as on disks that Harvester restored from a backup, proves
-    nothing. Load balancers and volumes of guests are left over if the proof on them names a cluster
-    that no longer exists; volumes also need the reclaim policy Delete.
+    management cluster, the owner no longer exists and would have created an object of this name,
+    and nothing else uses the object. A copied record, as on disks that Harvester restored from a
+    backup, proves nothing. Load balancers and volumes that guests created are left over if they
+    provably belong to a cluster that no longer exists; volumes also need the reclaim policy Delete.
 
-    With --delete, leftovers are deleted, disks with their data, and nothing else: objects of other
-    management clusters and objects made by hand are only listed. Right before each deletion, the
-    object, its record and its owner are read again. A VM that is not stopped, or is parked, is in
-    use, with what its cluster needs, unless you pass --running: after "clusterctl move", or a
-    restore of the management cluster to an older state, such VMs have no owner here until they are
-    adopted.
+    --delete deletes only leftovers, including the data on disks. Objects of other management
+    clusters and objects that were created by hand are only listed. Right before each deletion, the
+    command reads the object, its record and its owner again.
 
-    The identities of clusters show their own namespaces, an administrator's kubeconfig shows all.
+    A VM that is not stopped, or is parked, counts as in use, and so does what its cluster needs,
+    unless you pass --running. After `clusterctl move`, or after a restore of the management cluster
+    to an older state, such VMs have no owner here until they are adopted.
+
+    The identities of clusters see only their own namespaces; an administrator's kubeconfig sees
+    all.
     """
     if (change.yes or change.dry_run) and not delete:
-        raise click.UsageError("--yes and --dry-run belong to --delete")
+        raise click.UsageError("--yes and --dry-run need --delete")
     from commands.output import leftovers as out
     from commands.output.pools import show_unseen
 
@@ -127,9 +129,9 @@ def leftovers(
     is_done = _delete_plans(plans, change, options, timeout, include_running=running)
     if change.is_text and not plans:
         echo(
-            "Nothing to delete in what can be read"
+            "No leftovers were found, but something cannot be read"
             if result.unseen
-            else "Nothing is left to delete"
+            else "No leftovers to delete"
         )
     sys.exit(1 if not is_done else 2 if result.unseen else 0)
 
@@ -202,7 +204,7 @@ def _delete_plans(
             confirm(change, _question(plans))
             run(
                 _delete(plans, options, timeout, report, include_running=include_running),
-                "Interrupted: what is listed above is done, and another run continues",
+                "Interrupted. What is listed above is done; run the command again to continue",
             )
     finally:
         # Also what was done before an interruption.
@@ -257,7 +259,7 @@ async def _delete(
         for plan in plans:
             harvester = by_server.get(plan.harvester)
             if harvester is None:  # while the command asked
-                why = "no cluster leads there any more: give --harvester-kubeconfig"
+                why = "no cluster uses it any more: name its kubeconfig with --harvester-kubeconfig"
                 report(Deletion(plan.harvester, f"Harvester {plan.harvester}", Outcome.FAILED, why))
                 continue
             deleter = LeftoverDeleter(

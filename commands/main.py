@@ -17,48 +17,54 @@ COMMANDS = {
     ),
     "status": (
         "commands.status:status",
-        "Show clusters, what is wrong with them, and what to do.",
+        "Show clusters and their problems, with the next step for each.",
     ),
-    "tree": ("commands.tree:tree", "Show all that belongs to a cluster."),
+    "tree": ("commands.tree:tree", "Show a cluster with its machines, VMs, disks and Nodes."),
     "doctor": ("commands.doctor:doctor", "Check everything that clusters depend on."),
     "support-bundle": (
         "commands.support_bundle:support_bundle",
         "Collect diagnostic data for a support request.",
     ),
-    "scale": ("commands.scale:scale", "Change the number of a cluster's machines."),
-    "upgrade": ("commands.upgrade:upgrade", "Upgrade the Kubernetes of a cluster."),
-    "park": ("commands.park:park", "Stop all machines of clusters, and keep all they have."),
+    "scale": ("commands.scale:scale", "Change the number of machines of a cluster."),
+    "upgrade": ("commands.upgrade:upgrade", "Upgrade a cluster to another version of Kubernetes."),
+    "park": (
+        "commands.park:park",
+        "Stop all machines of clusters; disks, addresses and objects stay.",
+    ),
     "resume": ("commands.park:resume", "Start parked clusters again."),
     "evacuate": (
         "commands.evacuate:evacuate",
-        "Move guests that Harvester cannot migrate off a host.",
+        "Move VMs that cannot be live-migrated off a host.",
     ),
-    "etcd": ("commands.etcd:etcd", "List etcd members and remove stale ones."),
+    "etcd": ("commands.etcd:etcd", "List and remove etcd members, and restore snapshots."),
     "plan": (
         "commands.plan:plan",
         "Show what applying manifests would create, change, replace and delete.",
     ),
-    "capacity": ("commands.capacity:capacity", "Show what is free on Harvester."),
-    "backup": ("commands.backup:backup", "Save clusters with all that they need as files."),
+    "capacity": ("commands.capacity:capacity", "Show the free capacity of Harvester."),
+    "backup": ("commands.backup:backup", "Save clusters and everything they need as files."),
     "restore": (
         "commands.restore:restore",
         "Restore clusters from a backup; their VMs keep running.",
     ),
     "move": ("commands.move:move", "Move clusters to another management cluster."),
-    "delete": ("commands.delete:delete", "Delete a cluster, or say what its deletion waits for."),
+    "delete": (
+        "commands.delete:delete",
+        "Delete a cluster, or explain what its deletion waits for.",
+    ),
     "leftovers": (
         "commands.leftovers:leftovers",
-        "Find what deleted clusters left on Harvester, and delete it.",
+        "Find and delete what deleted clusters left on Harvester.",
     ),
-    "pools": ("commands.pools:pools", "Audit addresses of IPPools and release leaked ones."),
-    "identity": ("commands.identity:identity", "Manage accounts for the provider on Harvester."),
+    "pools": ("commands.pools:pools", "Audit the addresses of IPPools, and release leaked ones."),
+    "identity": ("commands.identity:identity", "Manage the provider's accounts on Harvester."),
     "cloud-config": (
         "commands.cloud_config:cloud_config",
-        "Create access to Harvester for clusters outside Cluster API.",
+        "Give clusters outside Cluster API access to Harvester.",
     ),
     "validate": (
         "commands.validate:validate",
-        "Validate manifests offline with the rules of the webhooks.",
+        "Validate manifests offline, with the rules of the webhooks.",
     ),
     "generate": (
         "commands.generate:generate",
@@ -152,9 +158,8 @@ Examples:
   caphv run --kubeconfig management.yaml   run the provider outside of a cluster
   eval "$(caphv completion bash)"          enable completion in this shell
 
-\b
-Exit status: 0 success, 1 failure or not running, 2 usage error; some commands define others.
-Run "caphv COMMAND --help" for details on a command.
+Exit status: 0 success, 1 failure, 2 usage error; some commands define others. Run `caphv COMMAND
+--help` for details.
 """,
 )
 @click.option(

@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from operations.change.move import MovePlan, Sides
 
 _PAUSED = (
-    "The clusters are paused on the source, where nothing was lost. Correct it and run this again."
+    "The clusters are paused on the source, where nothing was lost. Correct the cause and run the "
+    "command again."
 )
 _INTERRUPTED = (
-    "Interrupted. Clusters may be paused on the source, where nothing was lost: run this again to "
-    "continue."
+    "Interrupted. Clusters may be paused on the source, where nothing was lost. Run the "
+    "command again to continue."
 )
 _MAYBE_PAUSED = _PAUSED.replace("The clusters are", "Clusters may be")
 
@@ -68,23 +69,33 @@ Examples:
   caphv move team-a/production --to-kubeconfig new-management.yaml
   caphv move -n team-a --to-kubeconfig new-management.yaml --yes      all clusters of a namespace
 
-\b
-Exit status: 0 moved, or (with --dry-run) possible, 1 aborted or not completed, 2 a management \
-cluster cannot be read,
-and nothing was changed.
+Exit status: 0 moved, or with --dry-run the move is possible, 1 aborted or incomplete, 2 a
+management cluster cannot be read, and nothing was changed.
 """,
 )
 @clusters_argument()
 @namespace_options
-@click.option("--to-kubeconfig", default="", help="Kubeconfig of the new management cluster.")
-@click.option("--to-context", default="", help="Context of that kubeconfig.")
-@timeout_option("10m", "Maximum time to wait for adoption.")
+@click.option(
+    "--to-kubeconfig",
+    default="",
+    metavar="FILE",
+    help=(
+        "Kubeconfig of the target management cluster.  [default: KUBECONFIG, else ~/.kube/config]"
+    ),
+)
+@click.option(
+    "--to-context",
+    default="",
+    metavar="NAME",
+    help="Context in that kubeconfig.  [default: the current one]",
+)
+@timeout_option("10m", "Maximum time to wait until the target has adopted the VMs.")
 @click.option(
     "--force",
     is_flag=True,
     help=(
-        "Move them although a VM is absent, a shared ConfigMap differs, the target refuses a dry "
-        "run or the pause is not confirmed."
+        "Move the clusters even if a VM does not exist, a shared ConfigMap differs, "
+        "the target refuses a dry run or the pause is not confirmed."
     ),
 )
 @change_options
@@ -94,17 +105,17 @@ and nothing was changed.
 def move(clusters: tuple[str, ...], options: MoveOptions) -> None:
     """Move clusters with all their objects to another management cluster; their VMs keep running.
 
-    The clusters are paused, created paused on the target and read back. Then the pause ends there,
-    and the provider of the target adopts VMs, disks and addresses. Only when Harvester says that
-    each VM belongs to the target, the objects are deleted on the source, without an effect on
-    Harvester. ClusterClasses, identities, namespaces and templates that other clusters own, too,
-    stay there. Interrupted or repeated, the command continues where it ended.
+    The command pauses the clusters, creates them paused on the target and reads them back. Then it
+    ends the pause on the target, whose provider adopts VMs, disks and addresses. It deletes the
+    objects on the source only when Harvester confirms that each VM belongs to the target; this does
+    not affect Harvester. ClusterClasses, identities, namespaces and templates that other clusters
+    own as well stay on the source. After an interruption, run the command again to continue.
     """
     from operations.backup.preflight import blocking_errors
 
     if not (options.to_kubeconfig or options.to_context):
         raise click.UsageError(
-            "name the new management cluster with --to-kubeconfig or --to-context"
+            "name the target management cluster with --to-kubeconfig or --to-context"
         )
     chosen = selection(clusters, options)
     with patient_progress() as step:
@@ -116,10 +127,10 @@ def move(clusters: tuple[str, ...], options: MoveOptions) -> None:
     if options.dry_run:
         sys.exit(1 if failed else 0)
     if failed:
-        remedy = "Correct it, or override it with --force"
+        remedy = "Correct the cause, or override it with --force"
         if blocking_errors(failed, force=True):
-            remedy = "Correct it"
-        echo(f"Not changed: a check failed. {remedy}.", err=True)
+            remedy = "Correct the cause"
+        echo(f"Nothing was changed: a check failed. {remedy}.", err=True)
         sys.exit(1)
 
     confirm(options, f"Move {', '.join(plan.backup.clusters)} to {plan.target.server}?")

@@ -52,29 +52,33 @@ def _park_options(command: _Command) -> _Command:
         insecure_option,
         change_options,
         wait_options("30m"),
-        click.option("--force", is_flag=True, help="Do it although a check failed."),
+        click.option("--force", is_flag=True, help="Park or resume even if a check fails."),
         click.option(
             "--all-on",
             default="",
             metavar="HARVESTER",
-            help="All clusters on a Harvester: its host or URL, or NAMESPACE/NAME of an identity.",
+            help=(
+                "All clusters on one Harvester: its host name or URL, or NAMESPACE/NAME of an "
+                "identity Secret."
+            ),
         ),
-        namespace_option("Namespace of the clusters.  [default: the context's, all with --all-on]"),
+        namespace_option(
+            "Namespace of the clusters.  [default: the context's; with --all-on all namespaces]"
+        ),
         clusters_argument(),
     )
 
 
 @click.command(
-    short_help="Stop all machines of clusters, and keep all they have.",
+    short_help="Stop all machines of clusters; disks, addresses and objects stay.",
     epilog="""\b
 Examples:
   caphv park team-a/staging --wait
-  caphv park --all-on harvester.example.com --wait     before its hosts are shut down
-  caphv park team-a/staging --dry-run                  only the checks
+  caphv park --all-on harvester.example.com --wait     before you shut its hosts down
+  caphv park team-a/staging --dry-run                  only run the checks
 
-\b
-Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 invalid \
-usage or cannot be read.
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 usage error or a
+server cannot be read.
 """,
 )
 @_park_options
@@ -82,11 +86,11 @@ usage or cannot be read.
 def park(clusters: tuple[str, ...], options: ParkOptions) -> None:
     """Stop all machines of clusters in the right order; disks, addresses and objects stay.
 
-    The provider pauses the Cluster, drains and stops the workers, then stops the control plane with
-    the leader of etcd last, and checks that the volumes are detached. It continues without this
-    command. With --all-on --wait, it ends with what remains to be done to shut the hosts down.
+    The provider pauses the Cluster, drains and stops the workers, stops the control plane with the
+    etcd leader last, and checks that all volumes are detached. It continues even if you interrupt
+    the command. With --all-on and --wait, the command ends with the steps that shut the hosts down.
 
-    It sets annotation caphv.io/park, which overrides a schedule (caphv.io/park-schedule).
+    The command sets annotation caphv.io/park, which overrides a schedule (caphv.io/park-schedule).
     """
     chosen, plans = _prepare(clusters, options, park=True)
     _carry_out(chosen, plans, options, park=True)
@@ -97,23 +101,23 @@ def park(clusters: tuple[str, ...], options: ParkOptions) -> None:
     epilog="""\b
 Examples:
   caphv resume team-a/staging --wait
-  caphv resume --all-on harvester.example.com --wait   after its hosts were started
+  caphv resume --all-on harvester.example.com --wait   after you started its hosts
 
-\b
-Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 invalid \
-usage or cannot be read.
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 usage error or a
+server cannot be read.
 """,
 )
 @_park_options
 @fill(options=ParkOptions)
 def resume(clusters: tuple[str, ...], options: ParkOptions) -> None:
-    """Start parked clusters: control plane first, then workers, and end the pause at last.
+    """Start parked clusters: the control plane first, then the workers.
 
-    Before that, the command checks that Harvester answers and that its hosts are ready. Nothing is
-    unpaused before the Nodes of all machines are ready, so that no health check replaces one.
+    Before any change, the command checks that Harvester answers and that its hosts are ready. The
+    provider ends the pause of the Cluster only when the Nodes of all machines are ready, so that no
+    health check replaces a machine.
 
     A cluster that its schedule (caphv.io/park-schedule) would park now stays up until you remove
-    annotation caphv.io/park from it.
+    annotation caphv.io/park.
     """
     chosen, plans = _prepare(clusters, options, park=False)
     _carry_out(chosen, plans, options, park=False)
@@ -157,7 +161,7 @@ async def _plan(
             deleted = {key_of(obj) for obj in objects.clusters if being_deleted(obj)}
             chosen = replace(chosen, keys=tuple(key for key in keys if key not in deleted))
             for key in filter(deleted.__contains__, keys):
-                echo(f"{key} is being deleted, and left out", err=True)
+                echo(f"skipped {key}: it is being deleted", err=True)
         parts_by_key = {parts.key: parts for parts in parts_of(objects)}
         chosen.require(set(parts_by_key), map(key_of, objects.clusters))
         selected = [parts_by_key[key] for key in dict.fromkeys(chosen.keys)]
@@ -186,7 +190,7 @@ def _carry_out(chosen: Selection, plans: list[Plan], options: ParkOptions, *, pa
         _report(plans, options, applied=False)
     if is_forbidden:
         echo(
-            "Not changed: a check failed. Correct it, or give --force to do it nevertheless.",
+            "Nothing was changed: a check failed. Correct the cause, or override it with --force.",
             err=True,
         )
         sys.exit(1)
@@ -205,12 +209,14 @@ def _carry_out(chosen: Selection, plans: list[Plan], options: ParkOptions, *, pa
         follow = (
             remedies.FOLLOW(ref=changed[0].cluster) if len(changed) == 1 else remedies.FOLLOW_ALL
         )
-        click.echo(f"{'Parking' if park else 'Resuming'}: {follow}")
+        click.echo(f"{'Parking' if park else 'Resuming'}. Follow it: {follow}")
     if park and options.all_on and options.is_text:
         if options.wait:
             _show_checklist(chosen, options)
         else:
-            click.echo("What remains to be done on the hosts follows: run it again with --wait.")
+            click.echo(
+                "For the steps that shut the hosts down, run this command again with --wait."
+            )
 
 
 def _show(plans: Sequence[Plan], options: ParkOptions) -> None:

@@ -42,13 +42,11 @@ Examples:
   caphv plan -f cluster.yaml
   caphv generate --definition production.yaml | caphv plan -f -
   caphv plan -f clusters/ -f classes/
-  caphv plan team-a/production                          what is still to be done
+  caphv plan team-a/production                          pending changes of a cluster
   caphv plan -f cluster.yaml -o json | jq '.clusters[].pools[] | select(.replaced > 0)'
 
-\b
-Exit status: 0 nothing would change, 1 an object is refused or capacity is insufficient, 2 the \
-management cluster or
-a file cannot be read, 3 something would change.
+Exit status: 0 nothing would change, 1 an object is refused or capacity is insufficient, 2 the
+management cluster or a file cannot be read, 3 something would change.
 """,
 )
 @click.argument("cluster", required=False, default="", shell_complete=complete_clusters)
@@ -58,10 +56,11 @@ a file cannot be read, 3 something would change.
     "files",
     multiple=True,
     type=click.Path(path_type=Path, allow_dash=True),
-    help="Manifests: a file, a directory, or - for standard input; repeatable.",
+    metavar="FILE|DIRECTORY|-",
+    help="Manifests: a file, a directory, or - for standard input. Repeatable.",
 )
-@namespace_option("Namespace of what names none.  [default: the context's]")
-@click.option("--no-harvester", is_flag=True, help="Do not ask Harvester for what is free.")
+@namespace_option("Namespace of CLUSTER, and of objects that name none.  [default: the context's]")
+@click.option("--no-harvester", is_flag=True, help="Do not read free capacity from Harvester.")
 @output_option()
 @insecure_option
 @management_options
@@ -69,13 +68,13 @@ a file cannot be read, 3 something would change.
 def plan(
     cluster: str, files: tuple[Path, ...], *, no_harvester: bool, output: str, scope: ScopeOptions
 ) -> None:
-    """Show what applying manifests would do: objects on the management cluster, machines, and VMs
-    on Harvester.
+    """Show what applying manifests would change: objects on the management cluster, machines, and
+    VMs on Harvester.
 
     The API server merges, defaults and validates the manifests in dry runs; nothing is changed. The
-    result shows which machines are created, replaced or deleted, and what these need compared with
-    what is free, including the machines that a rollout adds temporarily. With CLUSTER instead of
-    files: what is still to be done for it.
+    output says which machines would be created, replaced or deleted, and compares the capacity that
+    they need with what is free, including the machines that a rollout adds temporarily. With
+    CLUSTER instead of manifests, it shows the pending changes of a cluster.
     """
     if bool(cluster) == bool(files):
         raise click.UsageError("give either CLUSTER or manifests with -f")

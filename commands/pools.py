@@ -45,7 +45,7 @@ Examples:
 """
 )
 def pools() -> None:
-    """Addresses of Harvester's IPPools against machines and load balancers."""
+    """Audit the addresses of Harvester's IPPools, and release leaked ones."""
 
 
 def _options(command: Any) -> Any:
@@ -60,30 +60,29 @@ def _options(command: Any) -> Any:
 
 
 @pools.command(
-    short_help="List the entries of pools with their owners.",
+    short_help="List the addresses of IPPools with their owners.",
     epilog="""\b
 Examples:
   caphv pools audit                      all pools of all Harvesters that clusters use
-  caphv pools audit machines --wrong     entries of one pool that no machine holds
+  caphv pools audit machines --wrong     addresses of one pool that no machine holds
   caphv pools audit -o json
 
-\b
-Exit status: 0 nothing to repair, 1 addresses have leaked or counts are wrong, else 2 if \
-something cannot be read.
+Exit status: 0 nothing to repair, 1 addresses have leaked or counts are wrong, 2 nothing to repair,
+but something cannot be read.
 """,
 )
 @_options
 @click.option(
-    "--wrong", is_flag=True, help="Only entries whose owner does not exist, or is not known."
+    "--wrong", is_flag=True, help="Only list addresses whose owner does not exist or is unknown."
 )
 @output_option()
 @fill(options=HarvesterOptions)
 def audit(names: tuple[str, ...], *, wrong: bool, output: str, options: HarvesterOptions) -> None:
-    """Compare the entries of IPPools with machines, load balancers and VMs, and name what has
-    leaked.
+    """Compare the addresses of IPPools with machines, load balancers and VMs, and list those that
+    have leaked.
 
-    Machines of all namespaces are compared: an entry counts as leaked only when its machine can be
-    seen not to exist.
+    The command reads the machines of all namespaces. An address counts as leaked only if the
+    command can see that its machine does not exist.
     """
     with patient_progress() as step:
         result = run(_audit(names, options, step))
@@ -105,27 +104,26 @@ def audit(names: tuple[str, ...], *, wrong: bool, output: str, options: Harveste
 
 
 @pools.command(
-    short_help="Release addresses that have leaked, and correct the counts.",
+    short_help="Release leaked addresses, and correct the counts.",
     epilog="""\b
 Examples:
   caphv pools release --dry-run
   caphv pools release machines --yes
 
-\b
-Exit status: 0 all done, or (with --dry-run) shown, 1 aborted or failed, 2 something cannot be read.
+Exit status: 0 done or nothing to do, 1 aborted or failed, 2 something cannot be read.
 """,
 )
 @_options
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Show what would be released, and change nothing.")
 @fill(change=ChangeOptions, options=HarvesterOptions)
 def release(names: tuple[str, ...], *, change: ChangeOptions, options: HarvesterOptions) -> None:
     """Release addresses that this management cluster reserved for machines and load balancers that
     no longer exist.
 
-    Addresses that a VM or Service still uses, that another management cluster reserved, or that
-    carry no record stay, and `caphv pools audit` lists them. One write per pool corrects entries,
-    counts and marks together, and fails as a whole when the pool was changed meanwhile.
+    The command keeps addresses that a VM or Service still uses, that another management cluster
+    reserved, or that have no record; `caphv pools audit` lists them. It corrects the addresses,
+    counts and marks of a pool in one write, which fails if the pool was changed meanwhile.
     """
     from commands.output import pools as out
 
@@ -143,12 +141,12 @@ def release(names: tuple[str, ...], *, change: ChangeOptions, options: Harvester
     if plans:
         out.show_plan(plans)
         if not change.dry_run:
-            confirm(change, "Write this to Harvester?")
+            confirm(change, "Make these changes on Harvester?")
             all_released = run(_release(plans, options))
     elif result.unseen or invalid:
-        echo("Nothing to release in what can be read")
+        echo("Nothing to release, but something cannot be read")
     else:
-        echo("Nothing to release: no address has leaked, and all counts are right")
+        echo("Nothing to release: no address has leaked, and all counts are correct")
 
     if invalid or not all_released:
         sys.exit(1)
@@ -224,7 +222,7 @@ async def _release_pool(
     from operations.capacity.poolreader import apply_repair
 
     if harvester is None:  # while the command asked
-        error = "no cluster leads there any more: name its kubeconfig with --harvester-kubeconfig"
+        error = "no cluster uses it any more: name its kubeconfig with --harvester-kubeconfig"
         echo(f"IPPool {plan.name} on {plan.harvester}: {error}", err=True)
         return False
     try:

@@ -50,12 +50,9 @@ Examples:
   caphv restore backups/2026-11-22 --show-ip-pools > pools.yaml
   caphv restore backups/shop --yes --old-management-cluster-stopped --passphrase-file passphrase
 
-\b
-Exit status: 0 restored, or (with --dry-run) possible, 1 aborted, failed or still paused, or \
-(with --dry-run) parts are
-missing, objects differ or are refused, 2 the backup or the management cluster cannot be read, or \
-the restore is
-refused.
+Exit status: 0 restored, 1 aborted, failed or still paused, 2 the backup or the management cluster
+cannot be read, or the restore is refused. With --dry-run: 0 the restore is possible, 1 parts are
+missing, or objects differ or are refused.
 """,
 )
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
@@ -64,22 +61,22 @@ refused.
     "--unencrypted",
     is_flag=True,
     help=(
-        "Restore a backup that is not encrypted. Anyone with write access to its files decides "
-        "what is restored."
+        "Restore a backup that is not encrypted: anyone who can write to its files "
+        "decides what is restored."
     ),
 )
 @click.option(
-    "--incomplete", is_flag=True, help="Restore a backup although parts of it are missing."
+    "--incomplete", is_flag=True, help="Restore the backup even if parts of it are missing."
 )
 @click.option(
     "--keep-existing",
     is_flag=True,
-    help="Keep objects that exist and are different from those of the backup.",
+    help="Keep existing objects that differ from the backup.",
 )
 @click.option(
     "--accept-differences",
     is_flag=True,
-    help="End the pause although objects differ from the backup when read back.",
+    help="End the pause even if created objects differ from the backup.",
 )
 @click.option(
     "--old-management-cluster-stopped",
@@ -90,13 +87,16 @@ refused.
 @click.option(
     "--show-ip-pools",
     is_flag=True,
-    help="Write the IPPools of the backup as manifests for Harvester, and restore nothing.",
+    help="Print the IPPools of the backup as manifests for Harvester, and restore nothing.",
 )
 @click.option(
     "--harvester-server",
     default="",
     metavar="URL",
-    help="With --show-ip-pools: the Harvester whose IPPools to write, if there are several.",
+    help=(
+        "With --show-ip-pools: URL of the Harvester whose IPPools to print, if the "
+        "backup has several."
+    ),
 )
 @click.option(
     "-y", "--yes", is_flag=True, help="Create the objects without asking; they stay paused."
@@ -105,19 +105,19 @@ refused.
 @management_options
 @fill(options=RestoreOptions)
 def restore(directory: Path, options: RestoreOptions) -> None:
-    """Create the objects of a backup in DIR on a management cluster, and have the provider adopt
-    their VMs.
+    """Restore the clusters of a backup in DIR on a management cluster, whose provider adopts their
+    VMs.
 
-    Everything is created paused and is read back. The pause ends when you confirm that the old
-    management cluster is stopped: two management clusters with the same machines would delete each
-    other's VMs. VMs, disks and addresses stay as they are. Interrupted or repeated, the command
-    continues where it ended.
+    The command creates all objects paused and reads them back. It ends the pause when you confirm
+    that the old management cluster is stopped, because two management clusters with the same
+    machines would delete each other's VMs. VMs, disks and addresses stay as they are. After an
+    interruption, run the command again to continue.
     """
     from operations.backup import files
     from operations.backup.writing import is_paused_by_us
 
     if options.unencrypted and options.passphrase_file:
-        raise click.UsageError("--unencrypted and --passphrase-file exclude each other")
+        raise click.UsageError("--unencrypted and --passphrase-file are mutually exclusive")
 
     try:
         passphrase = (
@@ -154,14 +154,17 @@ def restore(directory: Path, options: RestoreOptions) -> None:
         failed = run(_create(plan, options))
     if failed:
         number = counted(len(failed), "object")
-        _fail(failed, f"{number} could not be created. Correct this and run the command again")
+        _fail(failed, f"{number} could not be created. Correct the cause and run the command again")
 
     with patient_progress() as step:
         step("reading all objects back")
         failed = run(_verify(plan, options))
     if failed and not options.accept_differences:
-        remedy = "Correct it and run the command again, or accept it with --accept-differences"
-        _fail(failed, f"What was created differs from the backup, and stays paused. {remedy}")
+        remedy = (
+            "Correct them and run the command again, or accept the differences with "
+            "--accept-differences"
+        )
+        _fail(failed, f"Created objects differ from the backup, and all stay paused. {remedy}")
     echo(f"Verified {counted(len(backup.objects), 'object')}; differences: {len(failed)}")
     _resume(plan, options)
 
@@ -233,7 +236,7 @@ def _resume(plan: Restore, options: RestoreOptions) -> None:
 
     if failed := run(unpause_all()):
         _fail(failed, "Some objects are still paused. Run the command again")
-    echo(f"Restored: the provider adopts the VMs now. Follow it: {remedies.FOLLOW_ALL}")
+    echo(f"Restored. The provider now adopts the VMs. Follow it: {remedies.FOLLOW_ALL}")
 
 
 def _show_missing(backup: Backup, options: RestoreOptions) -> bool:
@@ -265,8 +268,8 @@ def _show_missing(backup: Backup, options: RestoreOptions) -> bool:
         return False
     if missing and not options.incomplete:
         _refuse(
-            f"the backup is not whole, {len(missing)} of its parts are missing: add the files, or "
-            "restore what there is with --incomplete",
+            f"the backup is incomplete, {len(missing)} of its parts are missing: add the files, or "
+            "restore the rest with --incomplete",
             options,
         )
         return False
@@ -319,8 +322,8 @@ def _try_creation(plan: Restore, options: RestoreOptions) -> bool:
     if result.namespaces:
         names = ", ".join(result.namespaces)
         echo(
-            f"creates namespace {names}; their objects are validated when they are created, not "
-            "before"
+            f"creates new namespaces: {names}; objects in them are validated only when they are "
+            "created"
         )
     return not result.refused
 

@@ -118,8 +118,7 @@ Examples:
   caphv run --watch-filter blue           only watch objects with label \
 cluster.x-k8s.io/watch-filter=blue
 
-\b
-Exit status: 0 stopped by a signal, 1 failed to start or to continue, 2 usage error, 3 lost its \
+Exit status: 0 stopped by a signal, 1 failed to start or while running, 2 usage error, 3 lost the
 lease.
 """,
 )
@@ -127,27 +126,31 @@ lease.
     "--kubeconfig",
     default="",
     show_default=False,
-    help="Kubeconfig of the management cluster; default: the Pod's service account.",
+    metavar="FILE",
+    help=(
+        "Kubeconfig of the management cluster.  [default: the Pod's ServiceAccount, "
+        "else KUBECONFIG, else ~/.kube/config]"
+    ),
 )
 @click.option(
     "--namespace",
     default="",
     show_default=False,
-    help="Namespace to watch, including identity Secrets; default: all namespaces.",
+    metavar="NAMESPACE",
+    help="Namespace to watch, including its identity Secrets.  [default: all namespaces]",
 )
 @click.option(
     "--watch-filter",
     default="",
     show_default=False,
-    help=(
-        "Only watch objects whose label cluster.x-k8s.io/watch-filter has this value, to share the "
-        "load among several deployments."
-    ),
+    metavar="VALUE",
+    help="Only watch objects whose label cluster.x-k8s.io/watch-filter has this value.",
 )
 @metrics_options
 @probe_option
 @click.option(
-    "--leader-elect/--no-leader-elect", help="Enable leader election, for several replicas."
+    "--leader-elect/--no-leader-elect",
+    help="Only work while holding the lease; required with several replicas.",
 )
 @click.option(
     "--enable-webhooks/--no-enable-webhooks",
@@ -157,21 +160,22 @@ lease.
 @click.option(
     "--with-packager/--no-with-packager",
     help=(
-        "Also run the packager, in a child process configured by CAPHV_* variables; see `caphv "
-        "packager run --help`."
+        "Also run the packager, in a child process that environment variables CAPHV_* "
+        "configure; see `caphv packager run --help`."
     ),
 )
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 1000),
     default=32,
-    help="Max concurrent reconciles per kind.",
+    metavar="NUMBER",
+    help="Maximum number of concurrent reconciles per kind.",
 )
 @click.option(
     "--allow-insecure-identities/--no-allow-insecure-identities",
     help=(
-        "Accept identity Secrets with insecure-skip-tls-verify; exposes credentials to "
-        "man-in-the-middle attacks."
+        "Accept identity Secrets whose kubeconfig sets insecure-skip-tls-verify; this "
+        "exposes their credentials to man-in-the-middle attacks."
     ),
 )
 @click.option(
@@ -181,8 +185,9 @@ lease.
     metavar="CIDR",
     show_default=False,
     help=(
-        "CIDR exempt from the address check of identities, which refuses loopback, link-local and "
-        "metadata addresses and the management cluster's own API server. Repeatable."
+        "Allow Harvester addresses in this CIDR. The address check of identities "
+        "otherwise refuses loopback, link-local and metadata addresses, and the "
+        "management cluster's own API server. Repeatable."
     ),
 )
 @click.option(
@@ -191,8 +196,8 @@ lease.
     default=32,
     metavar="MIB",
     help=(
-        "Memory that cached objects of one Harvester may take, in MiB; 64 KiB more for each "
-        "machine on it."
+        "Maximum memory for the cached objects of one Harvester, in MiB, plus 64 KiB "
+        "for each machine on it."
     ),
 )
 @click.option(
@@ -201,8 +206,8 @@ lease.
     show_default=False,
     metavar="[HOST]:PORT",
     help=(
-        "Where to serve Cluster API's runtime extension, which lets VMs grow while they run, with "
-        "the certificate in --webhook-cert-dir; default: nowhere."
+        "Address of Cluster API's runtime extension, with which running VMs can grow. "
+        "It serves the certificate in --webhook-cert-dir.  [default: disabled]"
     ),
 )
 @click.option(
@@ -211,8 +216,8 @@ lease.
     default=None,
     metavar="FILE",
     help=(
-        "Certificate authorities of the clients of the runtime extension: others are refused. "
-        "Default: anyone may ask."
+        "CA certificates of the clients that may use the runtime extension.  [default: "
+        "all clients may use it]"
     ),
 )
 @log_options
@@ -229,7 +234,7 @@ def run(options: RunOptions) -> None:
 
     The provider watches HarvesterClusters and HarvesterMachines on the management cluster and
     reconciles virtual machines, disks, addresses and load balancers on Harvester. On SIGTERM it
-    completes running reconciles and exits.
+    finishes running reconciles and exits.
     """
     from caphv.runtime import logs
 

@@ -33,34 +33,33 @@ _MAX_MACHINES = 1000
 
 
 @click.command(
-    short_help="Change the number of a cluster's machines.",
+    short_help="Change the number of machines of a cluster.",
     epilog="""\b
 Examples:
-  caphv scale team-a/production --workers 5               the only worker pool
+  caphv scale team-a/production --workers 5               for a single worker pool
   caphv scale team-a/production --workers md-0=5 --workers gpu=2
   caphv scale team-a/production --control-plane 3 --wait
   caphv scale team-a/production --workers 5 --dry-run
 
-\b
-Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 invalid \
-usage or cannot be read.
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 usage error or a
+server cannot be read.
 """,
 )
 @cluster_argument
 @click.option(
     "--control-plane",
     type=click.IntRange(0, 99),
-    metavar="N",
-    help="Control plane machines; an odd number.",
+    metavar="REPLICAS",
+    help="Number of control plane machines; must be odd.",
 )
 @click.option(
     "--workers",
     "pools",
     multiple=True,
-    metavar="[POOL=]N",
-    help="Machines of a worker pool; repeatable.",
+    metavar="[POOL=]REPLICAS",
+    help="Number of machines of a worker pool. Repeatable.",
 )
-@click.option("--force", is_flag=True, help="Change it although a check failed.")
+@click.option("--force", is_flag=True, help="Scale even if a check fails.")
 @wait_options("30m")
 @change_options
 @insecure_option
@@ -78,10 +77,13 @@ def scale(
 ) -> None:
     """Change the number of control plane machines or workers of a cluster.
 
-    With a topology the Cluster is changed, without one the control plane object and the
-    MachineDeployments. Before any change, the command checks that the cluster is not paused,
-    deleted or managed by GitOps. It also checks the quorum of etcd and, for more machines, free
-    addresses and room on hosts. POOL is the name in the topology, or of the MachineDeployment.
+    POOL is the name of a machine deployment in the topology, or of a MachineDeployment; leave it
+    out if there is only one. With a topology the command changes the Cluster, otherwise the control
+    plane object and the MachineDeployments.
+
+    Before any change, the command checks that the cluster is not paused, being deleted or managed
+    by GitOps, and that etcd keeps its quorum. For more machines, it also checks free addresses and
+    capacity on the hosts.
     """
     from operations.change.changes import ChangeError
 
@@ -105,7 +107,9 @@ def scale(
     if wait.wait:
         _wait(plan, target, scope, wait.timeout, to_stderr=not change.is_text)
     elif plan.changes and change.is_text:
-        click.echo(f"Scaling cluster {plan.cluster}: {remedies.FOLLOW(ref=plan.cluster)}")
+        click.echo(
+            f"Scaling cluster {plan.cluster}. Follow it: {remedies.FOLLOW(ref=plan.cluster)}"
+        )
 
 
 def _parse_numbers(control_plane: int | None, pools: tuple[str, ...]) -> Scale:
@@ -118,16 +122,17 @@ def _parse_numbers(control_plane: int | None, pools: tuple[str, ...]) -> Scale:
         name, _, number = text.rpartition("=")
         if not (number.isascii() and number.isdigit()) or int(number) > _MAX_MACHINES:
             raise click.BadParameter(
-                f"{text!r}: write POOL=N with N from 0 to {_MAX_MACHINES}", param_hint="--workers"
+                f"{text!r} is not [POOL=]REPLICAS with 0 to {_MAX_MACHINES} replicas",
+                param_hint="--workers",
             )
         if name in workers:
             raise click.BadParameter(
-                f"{text!r}: pool {name or 'without a name'} is there twice", param_hint="--workers"
+                f"{text!r}: pool {name or 'without a name'} is given twice", param_hint="--workers"
             )
         workers[name] = int(number)
 
     if control_plane is None and not workers:
-        raise click.UsageError("nothing to do: give --control-plane N or --workers POOL=N")
+        raise click.UsageError("nothing to do: use --control-plane or --workers")
     return Scale(control_plane, workers)
 
 
@@ -203,10 +208,10 @@ def _wait(
         return is_scaled(parts, deployments, cluster, target)
 
     interrupted = (
-        "Interrupted. The change continues without this command: "
+        "Interrupted. The change continues without this command. Follow it: "
         f"{remedies.FOLLOW(ref=plan.cluster)}"
     )
     if not run(until_done(scope, plan.cluster, step, seconds), interrupted):
         progress.give_up(
-            "Timed out. The change continues without this command; run it again to wait for it."
+            "Timed out. The change continues without this command; run it again to wait."
         )

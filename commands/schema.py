@@ -28,7 +28,7 @@ def schema() -> None:
 
 @schema.command(epilog="\b\nExamples:\n  ls $(caphv schema path)")
 def path() -> None:
-    """Print the folder with one schema file per kind."""
+    """Print the directory with one schema file per kind."""
     from caphv import data
 
     click.echo(data.folder("schemas"))

@@ -45,20 +45,18 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
 
 
 @click.command(
-    short_help="Show clusters, what is wrong with them, and what to do.",
+    short_help="Show clusters and their problems, with the next step for each.",
     epilog="""\b
 Examples:
-  caphv status                          clusters of the current namespace
+  caphv status                          clusters in the current namespace
   caphv status -A                       all clusters
   caphv status -A --watch               refreshed on every change
   caphv status production -n team-a --deep
-  caphv status -A --serve               a live page, at the address that it prints
+  caphv status -A --serve               a live page at the printed address
   caphv status -A -o json | jq '.clusters[] | select(.wrong)'
 
-\b
-Exit status: 0 nothing is wrong, 1 something is, or the provider is silent, 2 the management \
-cluster cannot be
-read.
+Exit status: 0 no problem, 1 a problem, or the provider does not run, 2 the management cluster
+cannot be read.
 """,
 )
 @clusters_argument()
@@ -66,9 +64,9 @@ read.
 @click.option(
     "--deep/--no-deep",
     default=None,
-    help="Ask Harvesters and workload clusters, too.  [default: with --serve only]",
+    help="Also read from Harvester and the workload clusters.  [default: only with --serve]",
 )
-@click.option("-w", "--watch", is_flag=True, help="Refresh on every change.")
+@click.option("-w", "--watch", is_flag=True, help="Refresh the output on every change.")
 @click.option("--serve", is_flag=True, help="Serve a live page for a browser.")
 @click.option(
     "--bind-address",
@@ -76,8 +74,8 @@ read.
     show_default=True,
     metavar="HOST:PORT",
     help=(
-        "Where to serve it. Who knows the page's address, which has a random token, sees what you "
-        "may read."
+        "Address of the live page. Its URL contains a random token; anyone who knows "
+        "the URL sees what you may read."
     ),
 )
 @click.option(
@@ -85,8 +83,8 @@ read.
     type=click.Path(path_type=Path),
     metavar="FILE",
     help=(
-        "File with the token of the page's address, to keep a bookmark.  [default: a new token "
-        "each time]"
+        "File with the token for the URL of the live page, so that bookmarks stay "
+        "valid.  [default: a new token each time]"
     ),
 )
 @output_option()
@@ -103,16 +101,16 @@ def status(
     page: PageOptions,
     scope: ScopeOptions,
 ) -> None:
-    """Show one line per cluster on Harvester, and for each problem the cause and the next step.
+    """Show one line per cluster on Harvester, and the cause and the next step for each problem.
 
-    CLUSTER is a name, or NAMESPACE/NAME. Everything is read with your kubeconfig and your rights;
-    what you may not read is named on standard error.
+    CLUSTER is NAME or NAMESPACE/NAME. The command reads with your kubeconfig and your rights, and
+    lists on standard error what you may not read.
     """
     chosen = selection(clusters, scope)
     if (watch or serve) and output != "text":
-        raise click.UsageError("--output is for a single look, without --watch and --serve")
+        raise click.UsageError("--output cannot be used with --watch or --serve")
     if watch and serve:
-        raise click.UsageError("--serve and --watch exclude each other")
+        raise click.UsageError("--serve and --watch are mutually exclusive")
 
     if watch or serve:
         # Hide reconnects of watches, because the output names the kinds that cannot be read.
@@ -197,7 +195,7 @@ async def _serve(
         page = LivePage(client, chosen.namespace, keys, deep=deep, token=token)
         try:
             async with page.serving(host, port) as url:
-                click.echo(f"Live page at {url} (Ctrl-C ends it)")
+                click.echo(f"Live page at {url} (stop it with Ctrl-C)")
                 await asyncio.Event().wait()  # until the user interrupts
         except OSError as error:
             message = f"cannot serve at {options.bind_address}: {error.strerror}"
@@ -217,8 +215,8 @@ def _read_token(file: Path | None) -> str:
 
     if not _TOKEN.fullmatch(token):
         problem = (
-            f"{file} must have 16 to 128 letters, digits, - and _ (for example of `openssl rand "
-            "-hex 24`)"
+            f"{file} must contain 16 to 128 letters, digits, - and _, for example the output of "
+            "`openssl rand -hex 24`"
         )
         raise click.BadParameter(problem, param_hint="--token-file")
     return token

@@ -38,21 +38,22 @@ Examples:
     "--provider-namespace",
     default="caphv-system",
     show_default=True,
-    help="Where the provider runs.",
+    metavar="NAMESPACE",
+    help="Namespace of the provider.",
 )
-@file_options("Where to write it.  [default: caphv-support-TIME.tar.gz]")
+@file_options("Archive to write, with mode 0600.  [default: caphv-support-TIME.tar.gz]")
 @insecure_option
 @management_options
 @fill(target=FileOptions, scope=ScopeOptions)
 def support_bundle(
     clusters: tuple[str, ...], provider_namespace: str, target: FileOptions, *, scope: ScopeOptions
 ) -> None:
-    """Collect clusters, checks, objects of management cluster and Harvesters, Events and the
-    provider's logs.
+    """Write an archive with clusters, checks, objects on the management cluster and on Harvester,
+    Events and the provider's logs.
 
-    Secrets are not read into it. Fields that hold credentials, cloud-config, or files and commands
-    of nodes, and whatever looks like a key, token or password, are removed. Review it before you
-    send it.
+    The archive contains no Secrets. Fields that hold credentials, cloud-config, or files and
+    commands of nodes are removed, and so is anything that looks like a key, token or password.
+    Review the archive before you send it.
     """
     name = f"caphv-support-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     # The default file is checked like an option, before the work begins.

@@ -23,15 +23,14 @@ from commands.output.progress import patient_progress
 
 
 @click.command(
-    short_help="Show all that belongs to a cluster.",
+    short_help="Show a cluster with its machines, VMs, disks and Nodes.",
     epilog="""\b
 Examples:
   caphv tree production -n team-a
   caphv tree team-a/production --conditions
-  caphv tree production --no-deep       without asking Harvester and the cluster itself
+  caphv tree production --no-deep       only the management cluster
 
-\b
-Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot be read.
+Exit status: 0 no problem, 1 a problem, 2 the management cluster cannot be read.
 """,
 )
 @clusters_argument(required=True)
@@ -40,12 +39,12 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
     "--deep/--no-deep",
     default=True,
     show_default=True,
-    help="Ask Harvester and the workload cluster, too.",
+    help="Also read from Harvester and the workload cluster.",
 )
 @click.option(
     "--conditions",
     is_flag=True,
-    help="Show all conditions, not only those that say something is wrong.",
+    help="Show all conditions, not only those that report a problem.",
 )
 @output_option()
 @insecure_option
@@ -54,10 +53,11 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
 def tree(
     clusters: tuple[str, ...], *, deep: bool, conditions: bool, output: str, scope: ScopeOptions
 ) -> None:
-    """Show a cluster with its machines, VMs, hosts, disks, addresses, Nodes and bundles, with ages
+    """Show clusters with their machines, VMs, hosts, disks, addresses, Nodes and bundles, with ages
     and conditions.
 
-    Harvester and the workload cluster are read with the credentials in Secrets that you may read.
+    The command reads from Harvester and the workload cluster with the credentials in Secrets that
+    you may read.
     """
     chosen = selection(clusters, scope)
     with patient_progress() as step:

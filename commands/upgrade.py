@@ -33,24 +33,27 @@ _PENDING = 3
 
 
 @click.command(
-    short_help="Upgrade the Kubernetes of a cluster.",
+    short_help="Upgrade a cluster to another version of Kubernetes.",
     epilog="""\b
 Examples:
-  caphv upgrade team-a/production --version v1.36.3+rke2r1 --dry-run    only the checks
+  caphv upgrade team-a/production --version v1.36.3+rke2r1 --dry-run    only run the checks
   caphv upgrade team-a/production --version v1.36.3+rke2r1 --wait
   caphv upgrade team-a/production --version v1.36.3+rke2r1 --wait --yes -o json
 
-\b
-Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 invalid \
-usage or cannot be read,
-3 the workers follow once the control plane is upgraded: run the command again.
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 usage error or a
+server cannot be read, 3 the control plane is being upgraded: run the command again afterwards to
+upgrade the workers.
 """,
 )
 @cluster_argument
 @click.option(
-    "--version", "version", required=True, metavar="VERSION", help="For example v1.36.3+rke2r1."
+    "--version",
+    "version",
+    required=True,
+    metavar="VERSION",
+    help="Version of Kubernetes, such as v1.36.3+rke2r1.",
 )
-@click.option("--force", is_flag=True, help="Change it although a check failed.")
+@click.option("--force", is_flag=True, help="Upgrade even if a check fails.")
 @wait_options("2h")
 @change_options
 @insecure_option
@@ -67,11 +70,13 @@ def upgrade(
 ) -> None:
     """Upgrade a cluster to another version of Kubernetes, one machine at a time.
 
-    Before any change, the command checks that the version is one of the cluster's distribution, is
+    Before any change, the command checks that the version exists for the cluster's distribution, is
     not a downgrade and skips no minor version. It also checks the health of the cluster, addresses
-    and hosts for the additional machines, and PodDisruptionBudgets that stop a drain. Without a
-    topology, workers follow once the control plane is upgraded: with --wait in one run, otherwise
-    run the command again. Interrupting it stops nothing; run it again to continue.
+    and capacity for the additional machines, and PodDisruptionBudgets that block a drain.
+
+    Without a topology, workers are upgraded after the control plane: by the same command with
+    --wait, otherwise by running it again. The upgrade continues even if you interrupt the command;
+    run it again to wait for the end, or to upgrade workers without a topology.
     """
     from operations.change.changes import ChangeError
 
@@ -94,17 +99,18 @@ def upgrade(
         _wait(plan, version, scope, wait.timeout, to_stderr=not change.is_text)
     elif plan.pending:
         number = len(plan.pending)
-        subject = "1 MachineDeployment follows"
+        subject = "1 MachineDeployment is upgraded"
         if number > 1:
-            subject = f"{number} MachineDeployments follow"
+            subject = f"{number} MachineDeployments are upgraded"
         click.echo(
-            f"{subject} once the control plane is upgraded: run this again then, or now with "
-            "--wait",
+            f"{subject} after the control plane: run this command again then, or now with --wait",
             err=True,
         )
         sys.exit(_PENDING)
     elif plan.changes and change.is_text:
-        click.echo(f"Upgrading cluster {plan.cluster}: run this again with --wait to follow it")
+        click.echo(
+            f"Upgrading cluster {plan.cluster}: to follow it, run this command again with --wait"
+        )
 
 
 async def _plan(management: ManagementOptions, chosen: Selection, version: str, step: Step) -> Plan:
@@ -160,15 +166,15 @@ def _wait(
         return rollout.is_complete
 
     interrupted = (
-        "Interrupted. The rollout continues without this command: "
+        "Interrupted. The rollout continues without this command. Follow it: "
         f"{remedies.FOLLOW(ref=plan.cluster)}"
     )
     if plan.pending:
-        interrupted += ". MachineDeployments follow only when you run this command again"
+        interrupted += ". MachineDeployments are upgraded only when you run this command again"
     if not run(until_done(scope, plan.cluster, step, seconds), interrupted):
         progress.give_up(
-            f"Timed out. Machines that were replaced keep {version}, the others keep "
-            "running; nothing is lost.",
-            "Correct what is named above; the rollout continues automatically. Run this command "
-            "again to wait for it.",
+            f"Timed out. Replaced machines keep {version}, and the others keep running; nothing is "
+            "lost.",
+            "Solve the problems above; the rollout then continues. Run this command again to wait "
+            "for it.",
         )

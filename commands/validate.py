@@ -42,19 +42,22 @@ RULE_SETS = (
     epilog="""\b
 Examples:
   caphv validate cluster.yaml
-  caphv validate clusters/                        all *.yaml, *.yml and *.json below
+  caphv validate clusters/                        all *.yaml, *.yml and *.json files below
   kubectl kustomize overlays/prod | caphv validate -
   helm template chart/ | caphv validate -
   caphv validate --fail-on warning -o github .    in a GitHub workflow
   caphv validate -o sarif . > caphv.sarif         for a code scanner
-  caphv validate --skip-other-files *.yaml        although some are not objects, like fleet.yaml
+  caphv validate --skip-other-files *.yaml        skip files without objects, such as fleet.yaml
 
-\b
-Exit status: 0 valid, 1 invalid, 2 a file could not be read, or wrong usage.
+Exit status: 0 valid, 1 invalid, 2 usage error or unreadable input.
 """,
 )
 @click.argument(
-    "paths", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=click.Path(allow_dash=True)
+    "paths",
+    metavar="FILE|DIRECTORY|-...",
+    nargs=-1,
+    required=True,
+    type=click.Path(allow_dash=True),
 )
 @output_option(
     "text",
@@ -71,30 +74,31 @@ Exit status: 0 valid, 1 invalid, 2 a file could not be read, or wrong usage.
     type=click.Choice(["error", "warning"]),
     default="error",
     show_default=True,
-    help="What makes the exit status 1.",
+    help="Lowest severity of a finding that makes the exit status 1.",
 )
 @click.option(
     "--skip-other-files",
     "skip_others",
     is_flag=True,
     help=(
-        "Read files like those of folders: skip hidden files, kustomizations and what is not a "
-        "Kubernetes object."
+        "Skip hidden files, kustomizations and files without Kubernetes objects even "
+        "if they are named, as in directories."
     ),
 )
 @FLEET_VERSION
 def validate(
     paths: tuple[str, ...], output: str, fail_on: str, skip_others: bool, fleet_version: str
 ) -> None:
-    """Check manifests without a cluster, as the webhook would, and all of them together.
+    """Check manifests offline with the rules of the admission webhooks, and across all given files.
 
-    HarvesterClusters, HarvesterMachines and their templates are checked by the rules of the
-    admission webhook, unknown fields included. Clusters, ClusterClasses, control planes and
-    MachineDeployments are checked against them across all files given: references, address ranges,
-    replicas, variables. ClusterDefinitions are checked with their add-ons. Other kinds are ignored.
+    HarvesterClusters, HarvesterMachines and their templates are checked as by the admission
+    webhooks, including unknown fields. Clusters, ClusterClasses, control planes and
+    MachineDeployments are checked against them across all files: references, address ranges,
+    replicas and variables. ClusterDefinitions are checked with their add-ons. Other kinds are
+    ignored.
 
-    Errors would be refused or cannot work; warnings are valid but not recommended. Each comes with
-    file, line and column. The content of Secrets is never shown.
+    Errors would be rejected or cannot work; warnings are valid but not recommended. Each finding
+    has file, line and column. The content of Secrets is never shown.
     """
     from commands.output import validate
 

@@ -64,8 +64,8 @@ def webhook_options(command: _Command) -> _Command:
             show_default=False,
             metavar="URL",
             help=(
-                "URL of the webhooks for API servers, if no Service routes to this process: "
-                "https://host[:port]."
+                "URL of the webhooks, https://host[:port], for API servers that reach them "
+                "without a Service."
             ),
         ),
         click.option(
@@ -74,30 +74,32 @@ def webhook_options(command: _Command) -> _Command:
             show_default=False,
             metavar="NAMESPACE/NAME",
             help=(
-                "Service that routes to this process; default in a Pod: caphv-webhook-service in "
-                "the Pod's namespace. Without Service and URL the webhook configurations are not "
-                "changed."
+                "Service in front of the webhooks. Without a Service and a URL, the webhook "
+                "configurations are not changed.  [default: in a Pod, caphv-webhook-service in "
+                "its namespace]"
             ),
         ),
         click.option(
             "--webhook-cert-dir",
             default=CERT_DIR,
+            metavar="DIRECTORY",
             help=(
-                "Folder with tls.crt, tls.key and, unless cert-manager injects it, ca.crt; read "
-                "again on changes."
+                "Directory with tls.crt, tls.key and, unless cert-manager injects the CA, "
+                "ca.crt; reloaded when they change."
             ),
         ),
         click.option(
             "--webhook-bind-address",
             default=":9443",
-            help="Where to serve the webhooks, [host]:port.",
+            metavar="[HOST]:PORT",
+            help="Address that serves the webhooks.",
         ),
         click.option(
             "--cross-namespace-refs/--no-cross-namespace-refs",
             default=True,
             help=(
-                "Let HarvesterClusters use identity Secrets and ConfigMaps of other namespaces "
-                "whose annotation caphv.io/allowed-namespaces permits it, or refuse them all."
+                "Allow HarvesterClusters to use identity Secrets and ConfigMaps of other "
+                "namespaces whose annotation caphv.io/allowed-namespaces permits it."
             ),
         ),
     )
@@ -111,20 +113,22 @@ Examples:
   caphv webhook --kubeconfig management.yaml --webhook-cert-dir certs --webhook-url \
 https://10.0.0.7:9443
                                                    outside of a cluster; API servers call the URL
-  caphv webhook --webhook-cert-dir certs           serves only; needs no cluster
+  caphv webhook --webhook-cert-dir certs           serve only, without a cluster
   openssl x509 -in certs/tls.crt -noout -ext subjectAltName -enddate
-                                                   whether the certificate has the name that API \
-servers call
+                                                   show the names and the expiry of the certificate
 
-\b
-Exit status: 0 stopped by a signal, 1 failed to start or to continue, 2 usage error.
+Exit status: 0 stopped by a signal, 1 failed to start or while running, 2 usage error.
 """,
 )
 @click.option(
     "--kubeconfig",
     default="",
     show_default=False,
-    help="Kubeconfig of the management cluster; default: the Pod's own account.",
+    metavar="FILE",
+    help=(
+        "Kubeconfig of the management cluster.  [default: the Pod's ServiceAccount, "
+        "else KUBECONFIG, else ~/.kube/config]"
+    ),
 )
 @webhook_options
 @metrics_options
@@ -139,9 +143,9 @@ def webhook(options: ServeOptions) -> None:
     webhooks. A separate process scales independently: all replicas serve requests, without leader
     election.
 
-    It waits for a certificate, loads a new one without dropping a request, and maintains the two
-    webhook configurations on the API server: it creates missing ones, and recreates those that are
-    deleted. It never rejects a change of an object that is being deleted.
+    The process waits for its certificate and loads a new one without dropping requests. It keeps
+    the two webhook configurations on the API server up to date, and recreates deleted ones. It
+    never rejects a change of an object that is being deleted.
     """
     from caphv.runtime import eventloop, logs
     from caphv.runtime.errors import ApiError

@@ -63,7 +63,7 @@ def agree(plan: Plan, change: ChangeOptions, question: str, *, force: bool, wait
 
     if forbidden and (plan.changes or plan.pending):
         click.echo(
-            "Not changed: a check failed. Correct it, or give --force to change it nevertheless.",
+            "Nothing was changed: a check failed. Correct the cause, or override it with --force.",
             err=True,
         )
         sys.exit(1)
@@ -96,7 +96,7 @@ def apply_plan(plan: Plan, management: ManagementOptions) -> None:
                 await write_patches(client, plan.patches)
             except Conflict as error:
                 raise CommandError(
-                    f"cluster {plan.cluster} was changed meanwhile, try again: {error}"
+                    f"cluster {plan.cluster} was modified meanwhile; run the command again: {error}"
                 ) from None
 
     run(write_all())

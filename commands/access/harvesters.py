@@ -23,7 +23,7 @@ async def harvester_clients(
 ) -> AsyncIterator[tuple[list[HarvesterClient], list[Unseen]]]:
     """Lend a client for each Harvester of clusters, or only for `--harvester-kubeconfig`."""
     if options.all_namespaces and options.namespace:
-        raise click.UsageError("--all-namespaces and --namespace exclude each other")
+        raise click.UsageError("--all-namespaces and --namespace are mutually exclusive")
     from caphv.api import resources
     from caphv.runtime.client import ApiClient
     from caphv.runtime.clientconfig import own_configuration

@@ -36,7 +36,7 @@ async def workload_client(options: ManagementOptions, key: Key) -> AsyncIterator
                 name="workload", user_agent="caphv-cli", timeout=_TIMEOUT_SECONDS
             )
         except (ApiError, KubeconfigError) as error:
-            raise InputError(f"the workload cluster cannot be queried: {error}") from None
+            raise InputError(f"the workload cluster cannot be read: {error}") from None
 
     try:
         yield client

@@ -54,17 +54,20 @@ def charts_options(command: Any) -> Any:
             "program",
             envvar="CAPHV_HELM",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="Program helm.  [default: from PATH, else the sandbox's]",
+            help="Path of helm.  [default: from PATH, else the sandbox's]",
         ),
         click.option(
             "--fetch",
             is_flag=True,
-            help="Pull charts from where the bundles name them; implied by --chart-repo.",
+            help=(
+                "Pull the charts from the repositories that the bundles name; implied by "
+                "--chart-repo."
+            ),
         ),
         click.option(
             "--charts",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
-            help="Folder with charts: <name>/Chart.yaml or <name>-<version>.tgz.",
+            help="Directory with charts: NAME/Chart.yaml or NAME-VERSION.tgz.",
         ),
     )
 
@@ -73,17 +76,16 @@ def charts_options(command: Any) -> Any:
     short_help="Render the charts, and find what clusters would reject.",
     epilog="""\b
 Examples:
-  caphv bundles check clusters/                                   manifests only: no chart is needed
-  caphv bundles check clusters/ --charts charts/                  with charts from a folder
+  caphv bundles check clusters/                                   only manifests, without charts
+  caphv bundles check clusters/ --charts charts/                  with charts from a directory
   caphv bundles check clusters/ --fetch --repo https://git.example.com/fleet.git
-                                       with charts from their repositories, against what the \
-repository holds
+                                       with charts from their repositories, compared with a \
+Git repository
   caphv bundles check clusters/ --chart-repo https://charts.example.com -o json
-                                       with charts of a mirror
+                                       with charts from a mirror
 
-\b
-Exit status: 0 no errors, 1 errors, or clusters that cannot be rendered, 2 unreadable input, \
-wrong usage, or no helm.
+Exit status: 0 no errors, 1 errors, or clusters that cannot be rendered, 2 usage error, unreadable
+input, or no helm.
 """,
 )
 @cluster_options
@@ -95,9 +97,9 @@ wrong usage, or no helm.
 def check(options: CheckOptions) -> None:
     """Check what the bundles of clusters would install, with charts rendered by helm.
 
-    Reports values that a chart does not know, kinds that the distribution does not serve,
-    references to objects that do not exist, and, with --repo or --folder, changes of immutable
-    fields against what the repository holds.
+    The command reports values that a chart does not know, kinds that the distribution does not
+    serve, and references to objects that do not exist. With --repo or --folder, it also reports
+    changes of immutable fields against the repository.
     """
     from commands.output import bundles as out
     from commands.output.bundle_checks import CHECKED

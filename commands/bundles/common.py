@@ -53,7 +53,10 @@ def render_options(command: _Command) -> _Command:
         click.option(
             "--force",
             is_flag=True,
-            help="Allow changes of CNI, encapsulation and networks that break a running cluster.",
+            help=(
+                "Allow changes of the CNI, its encapsulation and networks, which break running "
+                "clusters."
+            ),
         ),
         chart_options,
     )
@@ -66,7 +69,10 @@ PARTIAL = click.option(
 PRUNE = click.option(
     "--prune",
     is_flag=True,
-    help="Remove bundles of clusters that were not given (in the namespace).",
+    help=(
+        "Remove the bundles of clusters that were not given; with --namespace, only in "
+        "that namespace."
+    ),
 )
 
 

@@ -48,12 +48,6 @@ from commands.output.quiet import quiet_publishing
 if TYPE_CHECKING:
     from packager.rendering.bundler import Batch
 
-_EXIT_STATUS = """\b
-Exit status: 0 done or nothing to do, 1 differences, or clusters that cannot be rendered, 2 \
-unreadable input, or wrong
-usage.
-"""
-
 
 @click.group(
     context_settings=CONTEXT_SETTINGS,
@@ -68,19 +62,17 @@ Examples:
   caphv bundles list --repo https://git.example.com/fleet.git
   caphv bundles upgrade --repo https://git.example.com/fleet.git -l wave=1
 
-\b
-Credentials come from environment variables: CAPHV_GIT_USERNAME, CAPHV_GIT_PASSWORD, \
-CAPHV_GIT_SSH_KEY_FILE,
-CAPHV_GIT_KNOWN_HOSTS_FILE, CAPHV_GIT_CA_FILE, CAPHV_GIT_PROXY, CAPHV_GIT_SIGNING_KEY_FILE; or \
---git-credentials.
+Git credentials come from --git-credentials, or from environment variables CAPHV_GIT_USERNAME,
+CAPHV_GIT_PASSWORD, CAPHV_GIT_SSH_KEY_FILE, CAPHV_GIT_KNOWN_HOSTS_FILE, CAPHV_GIT_CA_FILE,
+CAPHV_GIT_PROXY and CAPHV_GIT_SIGNING_KEY_FILE.
 """,
 )
 def bundles() -> None:
-    """Render and publish Fleet bundles: CNI, cloud provider and CSI driver, from the settings of
-    each cluster.
+    """Render and publish Fleet bundles with CNI, cloud provider and CSI driver, from the settings
+    of each cluster.
 
-    Clusters are read from files, folders and `-` (standard input); without arguments, from the
-    management cluster. Invalid clusters are reported and left unchanged.
+    Clusters are read from files, directories and `-` (standard input), or without arguments from
+    the management cluster. Invalid clusters are reported, and their bundles stay unchanged.
     """
     logging.basicConfig(format="caphv bundles: %(message)s", level=logging.WARNING)
     quiet_publishing()
@@ -128,49 +120,52 @@ class PushOptions(BundleOptions):
 
 
 @bundles.command(
-    short_help="Print bundles, or write them into a folder.",
-    epilog=f"""\b
+    short_help="Print bundles, or write them to a directory.",
+    epilog="""\b
 Examples:
   caphv bundles render cluster.yaml                            all files as one stream
-  kubectl get clusters -A -o yaml | caphv bundles render -     clusters from anywhere
-  caphv bundles render -n team-a --to fleet/                   into a folder, which keeps pinned \
+  kubectl get clusters -A -o yaml | caphv bundles render -     clusters from standard input
+  caphv bundles render -n team-a --to fleet/                   to a directory, keeping its pinned \
 versions
   caphv bundles render cluster.yaml -o tree                    file names only
   caphv bundles render --repo https://git.example.com/fleet.git -o gitrepo --client-secret fleet-git
-                                                               the GitRepos for Fleet to read the \
-repository
+                                                               the GitRepos of a repository
 
-{_EXIT_STATUS}""",
+Exit status: 0 done, 1 clusters cannot be rendered, 2 usage error or unreadable input.
+""",
 )
 @cluster_options
 @render_options
 @repository_options
 @click.option(
-    "--to", type=click.Path(file_okay=False, path_type=Path), help="Write into this folder."
+    "--to",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the files to this directory.",
 )
 @output_option("yaml", "json", "tree", "gitrepo")
 @click.option(
     "--client-secret",
     default="",
     metavar="NAME",
-    help="gitrepo: Secret with credentials for Fleet to read the repository.",
+    help="With -o gitrepo: Secret with Fleet's credentials for the repository.",
 )
 @helm_secret_options
 @click.option(
     "--ca-file",
     type=click.File(),
-    help="gitrepo: PEM file with the CA certificates that Fleet trusts.",
+    metavar="FILE",
+    help="With -o gitrepo: PEM file with the CA certificates that Fleet trusts.",
 )
 @click.option(
     "--groups",
     type=click.IntRange(1),
     default=None,
     metavar="NUMBER",
-    help="gitrepo: number of GitRepos per workspace. Defaults to one per namespace.",
+    help="With -o gitrepo: number of GitRepos per workspace.  [default: one per namespace]",
 )
 @fill(options=PrintOptions)
 def render(options: PrintOptions) -> None:
-    """Render the bundles of clusters and print them, or write them into a folder.
+    """Render the bundles of clusters, and print them or write them to a directory.
 
     With --repo or --folder, pinned versions are kept, and changes that would break a running
     network are rejected.
@@ -266,15 +261,17 @@ def _gitrepos(options: PrintOptions, given: SelectedClusters) -> tuple[str, Batc
 
 
 @bundles.command(
-    short_help="What a push would change.",
-    epilog=f"""\b
+    short_help="Show what a push would change.",
+    epilog="""\b
 Examples:
   caphv bundles diff clusters/ --repo https://git.example.com/fleet.git
-  caphv bundles diff --folder fleet/ -o table                   which clusters, and how many lines
-  caphv bundles diff cluster.yaml --folder fleet/               of one cluster
-  caphv bundles diff clusters/ --prune --folder fleet/          with the removals of `push --prune`
+  caphv bundles diff --folder fleet/ -o table                   clusters with the number of lines
+  caphv bundles diff cluster.yaml --folder fleet/               one cluster
+  caphv bundles diff clusters/ --prune --folder fleet/          with removals, as `push --prune`
 
-{_EXIT_STATUS}""",
+Exit status: 0 no differences, 1 differences, or clusters that cannot be rendered, 2 usage error
+or unreadable input.
+""",
 )
 @cluster_options
 @render_options
@@ -295,14 +292,16 @@ def diff(options: DiffOptions, *, partial: bool) -> None:
 
 @bundles.command(
     short_help="Check that a repository matches its clusters.",
-    epilog=f"""\b
+    epilog="""\b
 Examples:
   caphv bundles verify --repo https://git.example.com/fleet.git             against the \
 management cluster
   caphv bundles verify clusters/ --folder fleet/ -o json                    in a pipeline
   caphv bundles verify -n team-a --repo https://git.example.com/fleet.git   one namespace
 
-{_EXIT_STATUS}""",
+Exit status: 0 no differences, 1 differences, or clusters that cannot be rendered, 2 usage error
+or unreadable input.
+""",
 )
 @cluster_options
 @render_options
@@ -311,7 +310,7 @@ management cluster
 @output_option("table", "json", "yaml")
 @fill(options=VerifyOptions)
 def verify(options: VerifyOptions) -> None:
-    """Check that a repository holds the bundles of its clusters, and list all differences."""
+    """Check that a repository contains the bundles of its clusters, and list all differences."""
     from commands.output import bundles as out
 
     given, batch, differences = compare(options, whole=not options.partial)
@@ -320,15 +319,17 @@ def verify(options: VerifyOptions) -> None:
 
 
 @bundles.command(
-    short_help="Commit bundles, all in one commit.",
-    epilog=f"""\b
+    short_help="Commit the bundles of all clusters in one commit.",
+    epilog="""\b
 Examples:
   caphv bundles push clusters/ --repo https://git.example.com/fleet.git
   caphv bundles push --repo git@git.example.com:fleet.git --path add-ons --review caphv/bundles
   caphv bundles push clusters/ --prune --max-prune 9 --repo https://git.example.com/fleet.git
-                               and remove clusters that are no longer in the folder, up to 9 bundles
+                               also remove up to 9 bundles of clusters that are not in the directory
 
-{_EXIT_STATUS}""",
+Exit status: 0 done or nothing to do, 1 clusters cannot be rendered, or changes were held back or
+rejected, 2 usage error or unreadable input.
+""",
 )
 @cluster_options
 @render_options
@@ -339,8 +340,9 @@ Examples:
 @output_option("table", "json", "yaml")
 @fill(options=PushOptions)
 def push(options: PushOptions) -> None:
-    """Commit the bundles of all given clusters in one commit, or none if the repository is up to
-    date.
+    """Commit the bundles of all given clusters in one commit.
+
+    If the repository is up to date, nothing is committed.
     """
     from commands.output import bundles as out
     from packager.git.commit import Reason
@@ -365,20 +367,22 @@ def push(options: PushOptions) -> None:
 
 @bundles.command(
     "list",
-    short_help="Clusters of a repository with their versions.",
-    epilog=f"""\b
+    short_help="List the clusters of a repository with their versions.",
+    epilog="""\b
 Examples:
   caphv bundles list --repo https://git.example.com/fleet.git
   caphv bundles list --folder fleet/ -o json
 
-{_EXIT_STATUS}""",
+Exit status: 0 done, 1 the lock file of a cluster is missing or invalid, 2 usage error or unreadable
+input.
+""",
 )
 @repository_options
 @output_option("table", "json", "yaml")
 @fill(options=RepositoryOptions)
 def list_(*, output: str, options: RepositoryOptions) -> None:
-    """List the clusters of a repository: pinned versions, newer ones, and the hash of their
-    files.
+    """List the clusters of a repository with their pinned versions, newer versions and the hash of
+    their files.
     """
     from commands.output import bundles as out
     from packager.addons.versions import load_table

@@ -21,16 +21,14 @@ from commands.output.progress import progress
     short_help="List charts and images for a mirror.",
     epilog="""\b
 Examples:
-  caphv bundles images clusters/ --charts charts/                 charts, and their images
+  caphv bundles images clusters/ --charts charts/                 charts and their images
   caphv bundles images clusters/ --fetch -o images > images.txt   one image per line, for skopeo \
 or crane
   caphv bundles images -o charts --repo https://git.example.com/fleet.git
                                        charts in the versions that the repository pins
 
-\b
-Exit status: 0 done, 1 images of a chart are unknown, or clusters cannot be rendered, 2 \
-unreadable input, wrong usage,
-or no helm.
+Exit status: 0 done, 1 images of a chart are unknown, or clusters cannot be rendered, 2 usage
+error, unreadable input, or no helm.
 """,
 )
 @cluster_options
@@ -40,12 +38,11 @@ or no helm.
 @output_option("table", "images", "charts", "json", "yaml")
 @fill(options=CheckOptions)
 def images(options: CheckOptions) -> None:
-    """List the charts of clusters and the images in them, as a mirror of an air-gapped site needs
-    them.
+    """List the charts and images of clusters, for the mirror of an air-gapped site.
 
-    Images are those of rendered charts (--charts, --fetch), or of their documented values if a
-    chart renders none. They are named as at their origin, without the registry of the site. Images
-    of Kubernetes itself are not among them.
+    The images are those of rendered charts (--charts, --fetch), or of the documented values of a
+    chart that renders none. They have the names of their origin, without the registry of the site.
+    Images of Kubernetes itself are not included.
     """
     from commands.output import bundles as out
     from commands.output.bundle_checks import IMAGES

@@ -23,7 +23,7 @@ from commands.errors import InputError
 from commands.options.completion import complete_clusters
 from commands.options.formats import output_option
 from commands.options.groups import fill
-from commands.options.management import ManagementOptions, object_key
+from commands.options.management import CONTEXT, KUBECONFIG, ManagementOptions, object_key
 from commands.options.repository import RepositoryOptions, repository_options
 from commands.output.progress import progress
 
@@ -48,17 +48,16 @@ class TraceOptions(ManagementOptions, RenderOptions, RepositoryOptions):
 
 
 @click.command(
-    short_help="Follow a setting to the object in the cluster.",
+    short_help="Trace a setting to the objects in a cluster.",
     epilog="""\b
 Examples:
   caphv bundles trace team-a/demo cni.mtu --repo https://git.example.com/fleet.git
   caphv bundles trace team-a/demo --repo https://git.example.com/fleet.git    all bundles
   caphv bundles trace team-a/demo ccm --definitions clusters/ --folder fleet/ -o json
-                              and name the line of the definition
+                              also show the line of the definition
 
-\b
-Exit status: 0 it arrived, or a stage cannot be read, 1 it stopped, or was reverted, 2 unreadable \
-input, or wrong usage.
+Exit status: 0 the value arrived, or a stage cannot be read, 1 it stopped or was reverted, 2 usage
+error or unreadable input.
 """,
 )
 @click.argument("cluster", metavar="NAMESPACE/NAME", shell_complete=complete_clusters)
@@ -66,21 +65,22 @@ input, or wrong usage.
 @click.option(
     "--definitions",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder with definitions, to name file and line of the setting.",
+    help="Directory with definitions, to show file and line of the setting.",
 )
-@click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster.")
-@click.option("--context", default="", help="Context in the kubeconfig.")
+@KUBECONFIG
+@CONTEXT
 @render_options
 @repository_options
 @output_option("table", "json", "yaml")
 @fill(options=TraceOptions)
 def trace(options: TraceOptions) -> None:
-    """Follow a setting of a cluster's add-ons: definition, commit, GitRepo, Bundle,
+    """Trace a setting of a cluster's add-ons: definition, commit, GitRepo, Bundle,
     BundleDeployment, object.
 
-    Shows each stage, and the first one at which the value stopped, or who reverted it. SETTING is a
-    field of the add-ons, for example cni.mtu; without one, all bundles are followed. Objects are
-    read with the kubeconfig that Cluster API stores for the cluster. Nothing is changed.
+    The command shows each stage, and the first one at which the value stopped, or who reverted it.
+    SETTING is a field of the add-ons, such as cni.mtu; without it, the command traces all bundles.
+    It reads objects in the cluster with the kubeconfig that Cluster API keeps for it, and changes
+    nothing.
     """
     from commands.output.trace import TRACED
     from packager.addons.gather import gather

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @click.command(
     context_settings=CONTEXT_SETTINGS,
-    short_help="Change versions of add-ons, in waves.",
+    short_help="Upgrade add-ons, at once or in waves.",
     epilog="""\b
 Examples:
   caphv bundles upgrade -l wave=1 --repo https://git.example.com/fleet.git --dry-run
@@ -44,10 +44,8 @@ https://git.example.com/fleet.git --wait
 tenth, then the rest
   caphv bundles upgrade --stop --repo https://git.example.com/fleet.git
 
-\b
-Exit status: 0 done, requested or nothing to do, 1 clusters that cannot be rendered, an upgrade \
-that was reverted,
-stopped, left clusters out or timed out, 2 unreadable input, or wrong usage.
+Exit status: 0 done, requested or nothing to do, 1 clusters cannot be rendered, or the upgrade was
+reverted or stopped, left clusters out or timed out, 2 usage error or unreadable input.
 """,
 )
 @cluster_options
@@ -57,24 +55,28 @@ stopped, left clusters out or timed out, 2 unreadable input, or wrong usage.
 @click.option(
     "--count",
     type=click.IntRange(1),
-    help="Maximum number of clusters, in order of namespace and name.",
+    metavar="NUMBER",
+    help="Upgrade at most this many clusters, in order of namespace and name.",
 )
-@click.option("--all", "everything", is_flag=True, help="All given clusters.")
+@click.option("--all", "everything", is_flag=True, help="Upgrade all given clusters.")
 @click.option(
     "--waves",
     default="",
     show_default=False,
     metavar="WAVES",
     help=(
-        "Have the packager upgrade in several commits, e.g. canary,10%,rest: values of label "
-        "caphv.io/wave, numbers, percentages. Needs --gate."
+        "Have the packager upgrade in several commits: values of label caphv.io/wave, "
+        "numbers or percentages, such as canary,10%,rest. Needs --gate."
     ),
 )
 @click.option(
     "--gate",
     type=waves.Gate(),
-    metavar="ready=TIME",
-    help="Commit the next wave when Fleet reports one ready; revert it if that takes longer.",
+    metavar="ready=DURATION",
+    help=(
+        "Time within which Fleet must report a wave ready, such as ready=10m. The next "
+        "wave follows when it does; otherwise the wave is reverted."
+    ),
 )
 @click.option(
     "--packager",
@@ -83,41 +85,45 @@ stopped, left clusters out or timed out, 2 unreadable input, or wrong usage.
     show_default=False,
     metavar="NAME",
     help=(
-        "Packager that upgrades, if it has --namespace or --watch-filter: the name of its Lease "
-        "without .packager.caphv.io."
+        "Packager that upgrades, if it runs with --namespace or --watch-filter: the "
+        "name of its Lease without .packager.caphv.io."
     ),
 )
 @click.option(
     "--wait",
     is_flag=True,
-    help="Wait for the end of an upgrade in --waves, and show the progress.",
+    help="With --waves: wait for the end of the upgrade, and show its progress.",
 )
-@timeout_option("2h", "Maximum time to --wait.")
+@timeout_option("2h", "Maximum time to wait with --wait, such as 90s, 45m or 2h.")
 @click.option(
     "--stop",
     is_flag=True,
-    help="Stop an upgrade in waves: clusters keep the versions that they have.",
+    help="Stop an upgrade in waves; clusters keep their current versions.",
 )
 @click.option(
     "--release",
     default="",
-    help="Release of the bundles, may be an older one.  [default: the newest]",
+    metavar="RELEASE",
+    help=(
+        "Release of the bundles, which may be older than the current one.  [default: the newest]"
+    ),
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Show the differences, or the waves, without committing."
+    "--dry-run", is_flag=True, help="Show the differences or the waves, and commit nothing."
 )
 @prune_option
 @output_option("table", "json", "yaml")
 @fill(options=waves.UpgradeOptions)
 def upgrade(options: waves.UpgradeOptions) -> None:
-    """Change the pinned versions of charts and templates: by --selector, by --count, in --waves,
-    or --all.
+    """Change the pinned versions of charts and templates.
 
-    No other command changes pinned versions. Other clusters are not touched. With --waves, the
-    command commits caphv-upgrade.yaml, which the packager in the management cluster follows. A wave
-    that Fleet does not report ready in time gets its former versions back in one commit, and the
-    upgrade ends. Run the command again to continue: clusters that are upgraded already are left
-    out.
+    Select the clusters with --selector, --count, --waves or --all; others stay unchanged. No other
+    command changes pinned versions.
+
+    With --waves, the command commits caphv-upgrade.yaml, and the packager in the management cluster
+    upgrades one wave after another. If Fleet does not report a wave ready in time, the packager
+    reverts the wave in one commit and ends the upgrade. Run the command again to continue: it
+    leaves out clusters that are already upgraded.
     """
     waves.check(options)
     if options.stop:

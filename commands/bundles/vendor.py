@@ -32,10 +32,8 @@ Examples:
   caphv bundles vendor clusters/ --fetch --repo https://git.example.com/fleet.git
   caphv bundles vendor clusters/ --charts charts/ --folder fleet/
 
-\b
-Exit status: 0 done or nothing to do, 1 a chart is not available, or clusters cannot be rendered, \
-2 unreadable input,
-wrong usage, or no helm.
+Exit status: 0 done or nothing to do, 1 a chart is not available, or clusters cannot be rendered,
+2 usage error, unreadable input, or no helm.
 """,
 )
 @cluster_options
@@ -49,8 +47,8 @@ def vendor(options: CheckOptions) -> None:
     """Commit the charts that Fleet installs in the given clusters, once for all clusters, with
     their digests.
 
-    The next push, or the packager, then copies them into the bundles instead of the addresses of
-    charts. Charts that were vendored before stay as they are.
+    The next push, or the packager, then copies the charts into the bundles, so that Fleet downloads
+    none. Charts that were vendored before stay unchanged.
     """
     from commands.output import bundles as out
     from packager.contents.folders import compare_folders
@@ -59,13 +57,13 @@ def vendor(options: CheckOptions) -> None:
     from packager.rendering import vendored
 
     if not (options.charts or options.fetch or options.chart_repo):
-        raise click.UsageError("name the source of charts: --charts FOLDER, or --fetch")
+        raise click.UsageError("name the source of charts: --charts DIRECTORY, or --fetch")
     with progress() as step:
         given = read_clusters(options, step)
         if not given.clusters and not given.input.unreadable:
             raise InputError(
-                "no Cluster was given: of ClusterDefinitions, give the manifests that caphv "
-                "packager sync commits"
+                "no Cluster was given: instead of ClusterDefinitions, pass the manifests that "
+                "`caphv packager sync` commits"
             )
         bundler = bundler_of(options, step)
         # A vendored chart may have any version, because Fleet does not download it.

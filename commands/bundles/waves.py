@@ -156,7 +156,7 @@ def upgrade(options: UpgradeOptions) -> int:
             if not options.wait:
                 click.echo(out.PUSHED[options.output](result), nl=False)
                 click.echo(
-                    f"the packager follows {file}, and removes it at the end; run this with --wait",
+                    f"the packager follows {file}, and removes it at the end; to wait, add --wait",
                     err=True,
                 )
                 return DONE
@@ -247,7 +247,7 @@ def _wait(store: Store, request: Request, file: str, deadline: float, step: Step
             rollout = _status(snapshot, file)
             if content is not None and content != upgrade_request.serialize(request):
                 raise CommandError(
-                    f"{file} asks for another upgrade now: this one is not awaited any more"
+                    f"{file} now requests another upgrade: stopped waiting for this one"
                 )
             if rollout and rollout.request == request:
                 if rollout.is_active:

@@ -59,10 +59,8 @@ def question_options(command: _Command) -> _Command:
     """Add `yes` and `dry_run`."""
     return with_options(
         command,
-        click.option(
-            "--dry-run", is_flag=True, help="Show what would be changed, and change nothing."
-        ),
-        click.option("-y", "--yes", is_flag=True, help="Do not ask."),
+        click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing."),
+        click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation."),
     )
 
 
@@ -78,7 +76,7 @@ def timeout_option(default: str, help_text: str) -> Callable[[_Command], _Comman
         type=Duration(),
         default=default,
         show_default=True,
-        metavar="TIME",
+        metavar="DURATION",
         help=help_text,
     )
 
@@ -89,9 +87,11 @@ def wait_options(timeout: str) -> Callable[[_Command], _Command]:
     def add(command: _Command) -> _Command:
         return with_options(
             command,
-            timeout_option(timeout, "Maximum time to wait."),
+            timeout_option(timeout, "Maximum time to wait, such as 90s, 45m or 2h."),
             click.option(
-                "--wait", is_flag=True, help="Wait until it is done, and show the progress."
+                "--wait",
+                is_flag=True,
+                help="Wait until the change is complete, and show its progress.",
             ),
         )
 

@@ -31,8 +31,8 @@ FLEET_VERSION = click.option(
     envvar="CAPHV_FLEET_VERSION",
     metavar="RELEASE",
     help=(
-        "Release of Fleet that reads the bundles, such as v0.16.1; default: the oldest supported "
-        "one."
+        "Fleet release that reads the bundles, such as v0.16.1.  [default: the oldest supported "
+        "one]"
     ),
 )
 
@@ -58,7 +58,8 @@ def chart_options(command: _Command) -> _Command:
             envvar="CAPHV_CHART_REPO",
             metavar="URL",
             help=(
-                "Mirror of all charts, https://… or oci://…; default: each chart's own repository."
+                "Repository that mirrors all charts, https://… or oci://….  [default: each "
+                "chart's own repository]"
             ),
         ),
         click.option(
@@ -67,10 +68,10 @@ def chart_options(command: _Command) -> _Command:
             default="",
             show_default=False,
             envvar="CAPHV_TEMPLATES",
-            metavar="FOLDER",
+            metavar="DIRECTORY",
             help=(
-                "Folder with templates that replace or add to the shipped ones; default: the "
-                "shipped ones."
+                "Directory with templates that replace or add to the built-in ones.  [default: "
+                "the built-in ones only]"
             ),
         ),
     )
@@ -86,7 +87,10 @@ def helm_secret_options(command: _Command) -> _Command:
             show_default=False,
             envvar="CAPHV_HELM_REPO_REGEX",
             metavar="REGEX",
-            help="Chart repositories that --helm-secret is for, for the GitRepos.",
+            help=(
+                "Regular expression for the chart repositories that get the credentials of "
+                "--helm-secret, field helmRepoURLRegex of the GitRepos."
+            ),
         ),
         click.option(
             "--helm-secret",
@@ -94,7 +98,10 @@ def helm_secret_options(command: _Command) -> _Command:
             show_default=False,
             envvar="CAPHV_HELM_SECRET",
             metavar="NAME",
-            help="Secret with credentials for Fleet to pull charts, for the GitRepos.",
+            help=(
+                "Secret with Fleet's credentials for chart repositories, field helmSecretName "
+                "of the GitRepos."
+            ),
         ),
     )
 

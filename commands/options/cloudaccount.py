@@ -53,6 +53,7 @@ def account_options(command: _Command) -> _Command:
             "--harvester-kubeconfig",
             type=click.Path(exists=True, dir_okay=False),
             required=True,
+            metavar="FILE",
             help="Administrator's kubeconfig for Harvester.",
         ),
         click.option(
@@ -60,6 +61,7 @@ def account_options(command: _Command) -> _Command:
             "--namespace",
             required=True,
             callback=_check_name,
+            metavar="NAMESPACE",
             help="Namespace of the cluster's VMs on Harvester.",
         ),
         click.argument("name", callback=_check_name),
@@ -70,7 +72,7 @@ def output_options(command: _Command) -> _Command:
     """Add the options for the token and the output."""
     return with_options(
         command,
-        file_options("File to write, with mode 0600; default: standard output."),
+        file_options("File to write, with mode 0600.  [default: standard output]"),
         output_option(
             "cloud-init",
             "kubeconfig",
@@ -85,15 +87,16 @@ def output_options(command: _Command) -> _Command:
         click.option(
             "--server",
             default="",
-            help="URL of Harvester for guests.  [default: its virtual address]",
+            metavar="URL",
+            help="URL at which guests reach Harvester.  [default: Harvester's VIP]",
         ),
         click.option(
             "--expires-in",
             type=click.IntRange(1, 3650),
             metavar="DAYS",
             help=(
-                "Issue a token that expires; Harvester may limit its lifetime.  [default: does not "
-                "expire]"
+                "Issue a token that expires after this many days; Harvester may shorten its "
+                "lifetime.  [default: does not expire]"
             ),
         ),
     )

@@ -10,6 +10,7 @@ import click
 
 from commands.options.completion import complete_namespaces
 from commands.options.groups import with_options
+from commands.options.management import CONTEXT, KUBECONFIG
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -33,19 +34,20 @@ def cluster_options(command: _Command) -> _Command:
             "-l",
             "--selector",
             default="",
-            metavar="LABELS",
-            help="Label selector for clusters, e.g. a=b,c!=d.",
+            metavar="SELECTOR",
+            help="Label selector for clusters, such as tier=prod,region!=eu.",
         ),
         click.option(
             "-n",
             "--namespace",
             default="",
             shell_complete=complete_namespaces,
-            help="Namespace of the clusters.  [default: all]",
+            metavar="NAMESPACE",
+            help="Only clusters in this namespace.  [default: all namespaces]",
         ),
-        click.option("--context", default="", help="Context in the kubeconfig."),
-        click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster."),
+        CONTEXT,
+        KUBECONFIG,
         click.argument(
-            "paths", metavar="[FILE|FOLDER|-]...", nargs=-1, type=click.Path(allow_dash=True)
+            "paths", metavar="[FILE|DIRECTORY|-]...", nargs=-1, type=click.Path(allow_dash=True)
         ),
     )

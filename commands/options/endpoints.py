@@ -59,22 +59,23 @@ def metrics_options(command: _Command) -> _Command:
             "--metrics-cert-dir",
             default="",
             show_default=False,
+            metavar="DIRECTORY",
             help=(
-                "Folder with tls.crt and tls.key for --metrics-secure, reloaded on changes; "
-                "default: self-signed."
+                "Directory with tls.crt and tls.key for --metrics-secure, reloaded when they "
+                "change.  [default: a self-signed certificate]"
             ),
         ),
         click.option(
             "--metrics-secure/--no-metrics-secure",
             help=(
-                "Serve metrics over TLS, only to bearer tokens of accounts with the right to get "
-                "/metrics."
+                "Serve metrics over TLS, and only to bearer tokens whose account may get /metrics."
             ),
         ),
         click.option(
             "--metrics-bind-address",
             default=":8080",
             callback=_check_address,
+            metavar="[HOST]:PORT",
             help="Address of the /metrics endpoint; 0 disables it.",
         ),
     )
@@ -86,6 +87,7 @@ def probe_option(command: _Command) -> _Command:
         "--health-probe-bind-address",
         default=":9440",
         callback=_check_address,
+        metavar="[HOST]:PORT",
         help="Address of the /healthz and /readyz endpoints; 0 disables them.",
     )(command)
 
@@ -96,7 +98,7 @@ def log_options(command: _Command) -> _Command:
         "--log-format",
         type=click.Choice(["auto", "json", "text"]),
         default="auto",
-        help="Log format; auto is text on a terminal, otherwise JSON.",
+        help="Log format; auto writes text to a terminal, and JSON elsewhere.",
     )(command)
     return click.option(
         "--log-level",

@@ -27,7 +27,7 @@ def harvester_option(command: _Command) -> _Command:
         "--harvester-kubeconfig",
         default="",
         metavar="FILE",
-        help="Ask Harvester with this kubeconfig, in place of the identities of clusters.",
+        help="Connect to Harvester with this kubeconfig instead of the clusters' identities.",
     )(command)
 
 
@@ -39,9 +39,11 @@ def harvester_namespace_options(command: _Command) -> _Command:
             "-A",
             "--all-namespaces",
             is_flag=True,
-            help="Of clusters in all namespaces, the default.",
+            help="The Harvesters of clusters in all namespaces; this is the default.",
         ),
-        namespace_option("Only Harvesters of clusters in this namespace.  [default: of all]"),
+        namespace_option(
+            "Only the Harvesters of clusters in this namespace.  [default: all namespaces]"
+        ),
     )
 
 
@@ -53,7 +55,7 @@ def insecure_option(command: _Command) -> _Command:
         expose_value=False,
         callback=_allow_insecure,
         help=(
-            "Also use kubeconfigs that set insecure-skip-tls-verify; this exposes their "
+            "Also connect with kubeconfigs that set insecure-skip-tls-verify; this exposes their "
             "credentials to man-in-the-middle attacks."
         ),
     )(command)

@@ -20,6 +20,19 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
+KUBECONFIG = click.option(
+    "--kubeconfig",
+    default="",
+    metavar="FILE",
+    help="Kubeconfig of the management cluster.  [default: KUBECONFIG, else ~/.kube/config]",
+)
+CONTEXT = click.option(
+    "--context",
+    default="",
+    metavar="NAME",
+    help="Context in the kubeconfig.  [default: the current one]",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ManagementOptions:
@@ -44,8 +57,8 @@ def management_options(command: _Command) -> _Command:
     """Add the options that name the management cluster: `kubeconfig` and `context`."""
     return with_options(
         command,
-        click.option("--context", default="", help="Context of the kubeconfig."),
-        click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster."),
+        CONTEXT,
+        KUBECONFIG,
     )
 
 
@@ -53,13 +66,14 @@ def namespace_options(command: _Command) -> _Command:
     """Add the options for a namespace, as kubectl has them: `namespace` and `all_namespaces`."""
     return with_options(
         command,
-        click.option("-A", "--all-namespaces", is_flag=True, help="Clusters of all namespaces."),
+        click.option("-A", "--all-namespaces", is_flag=True, help="Use all namespaces."),
         click.option(
             "-n",
             "--namespace",
             default="",
+            metavar="NAMESPACE",
             shell_complete=complete_namespaces,
-            help="Clusters of this namespace.  [default: the context's]",
+            help="Use this namespace.  [default: the context's]",
         ),
     )
 
@@ -84,7 +98,12 @@ def clusters_argument(*, required: bool = False) -> Callable[[_Command], _Comman
 def namespace_option(help_text: str) -> Callable[[_Command], _Command]:
     """Return the option `namespace`."""
     return click.option(
-        "-n", "--namespace", default="", shell_complete=complete_namespaces, help=help_text
+        "-n",
+        "--namespace",
+        default="",
+        metavar="NAMESPACE",
+        shell_complete=complete_namespaces,
+        help=help_text,
     )
 
 
@@ -122,7 +141,7 @@ class Selection:
 def selection(clusters: Sequence[str], scope: ScopeOptions) -> Selection:
     """Return the selected clusters, each written as `NAMESPACE/NAME`, or as `NAME` only."""
     if scope.all_namespaces and scope.namespace:
-        raise click.UsageError("--all-namespaces and --namespace exclude each other")
+        raise click.UsageError("--all-namespaces and --namespace are mutually exclusive")
 
     default = scope.namespace or context_namespace(scope)
     if not clusters:

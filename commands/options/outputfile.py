@@ -30,7 +30,7 @@ def file_options(help_text: str) -> Callable[[_Command], _Command]:
     def add(command: _Command) -> _Command:
         # The option is eager, because the check of the file needs its value.
         command = click.option(
-            "--overwrite", is_flag=True, is_eager=True, help="Replace a file that exists."
+            "--overwrite", is_flag=True, is_eager=True, help="Overwrite an existing file."
         )(command)
         return click.option(
             "--file", "file", type=OutputFile(), show_default=False, help=help_text

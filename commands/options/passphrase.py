@@ -22,7 +22,7 @@ def passphrase_options(command: _Command) -> _Command:
     return click.option(
         "--passphrase-file",
         type=click.Path(path_type=Path, dir_okay=False),
-        help=f"File with the passphrase.  [default: variable {VARIABLE}, otherwise a prompt]",
+        help=f"File with the passphrase.  [default: {VARIABLE}, else a prompt]",
     )(command)
 
 

@@ -44,7 +44,7 @@ def repository_options(command: _Command) -> _Command:
     folder = click.option(
         "--folder",
         type=click.Path(file_okay=False, path_type=Path),
-        help="Local folder instead of a repository, e.g. a checkout.",
+        help="Use this local directory, such as a checkout, instead of a repository.",
     )
     return folder(git_cache_option("below ~/.cache/caphv")(remote_options(command)))
 
@@ -56,7 +56,8 @@ def git_cache_option(default: str) -> Callable[[_Command], _Command]:
         envvar="CAPHV_GIT_CACHE",
         type=click.Path(path_type=Path),
         show_default=False,
-        help=f"Folder for the clone of this repository.  [default: {default}]",
+        metavar="DIRECTORY",
+        help=f"Directory for the clone of the repository.  [default: {default}]",
     )
 
 
@@ -70,7 +71,8 @@ def remote_options(command: _Command) -> _Command:
             type=click.FloatRange(1, 3600),
             default=60.0,
             show_default=True,
-            help="Timeout of a Git network operation in seconds.",
+            metavar="SECONDS",
+            help="Timeout of each Git network operation, in seconds.",
         ),
         click.option(
             "--git-max-size",
@@ -79,15 +81,15 @@ def remote_options(command: _Command) -> _Command:
             default=512,
             show_default=True,
             metavar="MIB",
-            help="Most that one fetch from a repository may bring, in MiB.",
+            help="Maximum size of one fetch, in MiB.",
         ),
         click.option(
             "--git-credentials",
             envvar="CAPHV_GIT_CREDENTIALS",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
             help=(
-                "Folder of a mounted Secret of type basic-auth or ssh-auth.  [default: variables "
-                "CAPHV_GIT_*]"
+                "Directory of a mounted Secret of type basic-auth or ssh-auth.  [default: "
+                "environment variables CAPHV_GIT_*]"
             ),
         ),
         click.option(
@@ -97,13 +99,14 @@ def remote_options(command: _Command) -> _Command:
             default="",
             show_default=False,
             metavar="PATH",
-            help="Path in the repository.",
+            help="Directory in the repository.  [default: its root]",
         ),
         click.option(
             "--branch",
             envvar="CAPHV_GIT_BRANCH",
             default="main",
             show_default=True,
+            metavar="BRANCH",
             help="Branch that Fleet reads.",
         ),
         click.option(
@@ -112,7 +115,7 @@ def remote_options(command: _Command) -> _Command:
             default="",
             show_default=False,
             metavar="URL",
-            help="URL of the Git repository, without a password.",
+            help="URL of the Git repository that Fleet reads; it must not contain a password.",
         ),
     )
 
@@ -137,8 +140,8 @@ def source_options(command: _Command) -> _Command:
             envvar="CAPHV_SOURCE_SIGNERS",
             type=click.Path(exists=True, path_type=Path),
             help=(
-                "Keys that may sign: a file, or the folder of a mounted Secret.  [default: commits "
-                "need no signature]"
+                "Public keys that may sign commits of --source-repo: a file, or the directory "
+                "of a mounted Secret.  [default: signatures are not required]"
             ),
         ),
         click.option(
@@ -146,8 +149,8 @@ def source_options(command: _Command) -> _Command:
             envvar="CAPHV_SOURCE_CREDENTIALS",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
             help=(
-                "Folder of a mounted Secret, see --git-credentials.  [default: the credentials of "
-                "--repo]"
+                "Credentials for --source-repo, like --git-credentials.  [default: the "
+                "credentials of --repo]"
             ),
         ),
         click.option(
@@ -156,14 +159,15 @@ def source_options(command: _Command) -> _Command:
             default="",
             show_default=False,
             metavar="PATH",
-            help="Path in that repository.",
+            help="Directory in the source repository.  [default: its root]",
         ),
         click.option(
             "--source-branch",
             envvar="CAPHV_SOURCE_BRANCH",
             default="main",
             show_default=True,
-            help="Branch of that repository.",
+            metavar="BRANCH",
+            help="Branch of the source repository.",
         ),
         click.option(
             "--source-repo",
@@ -196,10 +200,7 @@ def author_options(command: _Command) -> _Command:
             "--create-branch",
             envvar="CAPHV_GIT_CREATE_BRANCH",
             is_flag=True,
-            help=(
-                "Create --branch if the repository has others, but not this one, or no longer "
-                "has it."
-            ),
+            help="Create --branch if the repository lacks it but has other branches.",
         ),
         click.option(
             "--author",
@@ -215,7 +216,10 @@ def author_options(command: _Command) -> _Command:
             default="",
             show_default=False,
             metavar="BRANCH",
-            help="Push to this branch (caphv/…) for a pull request, instead of --branch.",
+            help=(
+                "Push to this branch instead of --branch, for a pull request; its name must "
+                "begin with caphv/."
+            ),
         ),
     )
 
@@ -228,7 +232,9 @@ def prune_option(command: _Command) -> _Command:
         default=10,
         show_default=True,
         envvar="CAPHV_MAX_PRUNE",
+        metavar="NUMBER",
         help=(
-            "Max bundles and definitions that one commit may remove; if exceeded, none are removed."
+            "Maximum number of bundles and definitions that one commit may remove; if "
+            "there are more, none is removed."
         ),
     )(command)

@@ -58,7 +58,7 @@ def problems(given: SelectedClusters, batch: Batch) -> Iterator[str]:
             "what it has"
         )
     if not given.clusters and not given.input.unreadable:
-        yield "there is no such cluster (definitions of clusters are for: caphv packager sync)"
+        yield "no such cluster (for ClusterDefinitions, use caphv packager sync)"
 
     template_errors: Counter[str] = Counter()
     seen: Counter[Key] = Counter()
@@ -90,7 +90,7 @@ def wave(wave: UpgradeWave, target: Versions) -> str:
     more = f", {wave.waiting} more wait" if wave.waiting else ""
     new = ""
     if wave.unknown:
-        new = f"; {wave.unknown} are not in the repository yet and will begin with the newest"
+        new = f"; {wave.unknown} are not in the repository yet and will start with the newest"
     return f"{counted(len(wave.chosen), 'cluster')} for release {target.release}{more}{new}"
 
 
@@ -131,7 +131,9 @@ def _rollout_text(upgrade: Rollout) -> str:
             printable(f"  {title}  {key}: {'; '.join(why)}") for key, why in sorted(reasons.items())
         ]
     if upgrade.state is rollout.State.REVERTED:
-        lines.append("  the wave has its former versions; correct the cause, and run this again")
+        lines.append(
+            "  the wave has its former versions again; correct the cause and run the command again"
+        )
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -31,9 +31,9 @@ def show(plan: Plan, subject: str = "") -> None:
     show_checks(plan.checks)
     out = console()
     if not plan.changes:
-        detail = f": the objects of cluster {plan.cluster} are as wanted"
+        detail = f": the objects of cluster {plan.cluster} are up to date"
         if subject:
-            detail = f": {subject} is as wanted"
+            detail = f": {subject} is up to date"
         if plan.pending:
             detail = " now"
         out.print(Text(f"Nothing to change{detail}"))

@@ -50,9 +50,13 @@ class ClustersProgress:
             if not progress.done:
                 echo(f"✗ {key}: {progress.text}", err=True)
         if in_time:
-            echo("Do what it says. It continues then; run this command again to wait.", err=True)
+            echo(
+                "Do what these lines say; the change then continues. Run this command again to "
+                "wait.",
+                err=True,
+            )
         else:
             echo(
-                "Timed out. It continues without this command; run it again to wait.",
+                "Timed out. The change continues without this command; run it again to wait.",
                 err=True,
             )

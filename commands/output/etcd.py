@@ -28,16 +28,18 @@ def show(members: Sequence[EtcdMember]) -> None:
         out.print(line, soft_wrap=True)
 
     if any(member.state == "stale" for member in members):
-        out.print(Text("→ Members without a machine count for the quorum: caphv etcd remove"))
+        out.print(
+            Text("→ Members without a machine count for the quorum. Remove them: caphv etcd remove")
+        )
 
 
 def show_removal(members: Sequence[EtcdMember], machines: Sequence[str]) -> None:
     """Write the members to remove, and the Machines to release."""
     out = console()
     for machine in machines:
-        reason = "neither its Node nor a member of etcd exists any more"
+        reason = "neither its Node nor its etcd member exists"
         out.print(Text(f"release Machine {machine}: {reason}"))
     if not members and not machines:
-        out.print(Text("Nothing to remove: every member of etcd has its machine"))
+        out.print(Text("Nothing to remove: every etcd member has a machine"))
     for member in members:
         out.print(Text(f"remove member {member.name} ({member.id}), {member.state}"))

@@ -42,7 +42,7 @@ def _title(report: LeftoverReport) -> Text:
     counts = Counter(obj.verdict for obj in report.objects)
     parts = [f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict]]
     text = Text.assemble("Harvester ", (report.harvester, "bold"), ": ")
-    return text.append(", ".join(parts) if parts else "everything has its owner")
+    return text.append(", ".join(parts) if parts else "every object has an owner")
 
 
 def _show_objects(out: Console, objects: Iterable[OwnedObject], now: datetime) -> None:

@@ -78,7 +78,7 @@ def describe_books(report: PoolReport) -> Iterable[str]:
     if report.error:
         yield report.error
     if report.available != report.expected:
-        yield f"status.available is {report.available}, by its entries it is {report.expected}"
+        yield f"status.available is {report.available}, but its entries give {report.expected}"
     if report.stray_marks:
         yield f"marks of addresses that are not allocated: {', '.join(report.stray_marks)}"
 

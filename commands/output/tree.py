@@ -115,7 +115,7 @@ def _add_standstill(tree: Tree, cluster: Cluster, *, everything: bool, now: date
     branch.add(Text.assemble(("→ ", "dim"), cause.next_step))
     if cause.consequences and not everything:
         objects = counted(len(cause.consequences), "object")
-        branch.add(Text(f"{objects} with conditions of the time before: --conditions", style="dim"))
+        branch.add(Text(f"{objects} with older conditions: --conditions", style="dim"))
 
 
 def _select_conditions(

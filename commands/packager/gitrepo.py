@@ -22,13 +22,14 @@ kubectl apply -f -
     envvar="CAPHV_GIT_REPO",
     required=True,
     metavar="URL",
-    help="Repository with the manifests.",
+    help="URL of the Git repository with the manifests.",
 )
 @click.option(
     "--branch",
     envvar="CAPHV_GIT_BRANCH",
     default="main",
     show_default=True,
+    metavar="BRANCH",
     help="Branch of the repository.",
 )
 @click.option(
@@ -37,24 +38,27 @@ kubectl apply -f -
     envvar="CAPHV_GIT_PATH",
     default="",
     metavar="PATH",
-    help="Folder in the repository.",
+    help="Directory in the repository.  [default: its root]",
 )
 @click.option(
     "--client-secret",
     default="",
     metavar="NAME",
-    help="Secret in fleet-local with credentials for Fleet to read it.",
+    help="Secret in namespace fleet-local with Fleet's credentials for the repository.",
 )
 @click.option(
-    "--ca-file", type=click.File(), help="PEM file with the CA certificates that Fleet trusts."
+    "--ca-file",
+    type=click.File(),
+    metavar="FILE",
+    help="PEM file with the CA certificates that Fleet trusts.",
 )
 def gitrepo(
     repo: str, branch: str, inner: str, client_secret: str, ca_file: IO[str] | None
 ) -> None:
     """Print the GitRepo with which Fleet applies all manifests of a repository to the management
-    cluster itself.
+    cluster.
 
-    Apply it once. Fleet deletes a cluster only after its confirmed removal; namespaces and
+    Apply it once. Fleet deletes a cluster only after its removal was confirmed; namespaces and
     ClusterClasses stay.
     """
     from packager.definitions.files import management_git_repo

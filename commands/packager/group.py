@@ -12,7 +12,7 @@ COMMANDS = {
     ),
     "gitrepo": (
         "commands.packager.gitrepo:gitrepo",
-        "Print the GitRepo by which Fleet applies manifests.",
+        "Print the GitRepo with which Fleet applies the manifests.",
     ),
 }
 

@@ -64,15 +64,15 @@ management.yaml
                                                  outside of a cluster
   caphv packager run --repo https://git.example.com/fleet.git --source-repo \
 https://git.example.com/clusters.git
-                                                 and also sync cluster definitions
+                                                 also turn cluster definitions into manifests
   caphv packager run --repo git@example.com:fleet.git --review caphv/bundles
-                                                 for pull requests
+                                                 propose changes as a pull request
 
-\b
-Exit status: 0 stopped on request, 1 could not start or continue, 2 wrong usage, 3 lost the lease.
+Exit status: 0 stopped by a signal, 1 failed to start or while running, 2 usage error, 3 lost the
+lease.
 """,
 )
-@git_cache_option("a temporary folder, so that every start clones again")
+@git_cache_option("a temporary directory, so that each start clones again")
 @remote_options
 @source_options
 @author_options
@@ -84,7 +84,8 @@ Exit status: 0 stopped on request, 1 could not start or continue, 2 wrong usage,
     envvar="CAPHV_CLIENT_SECRET",
     metavar="NAME",
     help=(
-        "Secret with credentials for Fleet to read the repository, for the GitRepos of definitions."
+        "Secret with Fleet's credentials for the repository, field clientSecretName of "
+        "the GitRepos of definitions."
     ),
 )
 @chart_options
@@ -94,50 +95,65 @@ Exit status: 0 stopped on request, 1 could not start or continue, 2 wrong usage,
     type=click.FloatRange(0, 600),
     default=1.0,
     envvar="CAPHV_DEBOUNCE",
-    help="Quiet period in seconds before changes are committed.",
+    metavar="SECONDS",
+    help="Time without further changes before a commit, in seconds.",
 )
 @click.option(
     "--interval",
     type=click.FloatRange(1, 86400),
     default=60.0,
     envvar="CAPHV_INTERVAL",
-    help="Seconds between two checks of the repository when nothing changes in the cluster.",
+    metavar="SECONDS",
+    help=(
+        "Interval at which to check the repository when nothing changes in the cluster, in seconds."
+    ),
 )
 @click.option(
     "--receiver-bind-address",
     default="",
     show_default=False,
     envvar="CAPHV_RECEIVER_ADDRESS",
-    help="Address for push events of a Git host, [host]:port, path /push; default: disabled.",
+    metavar="[HOST]:PORT",
+    help="Address for push events of a Git host, at path /push.  [default: disabled]",
 )
 @click.option(
     "--receiver-secret-file",
     default="",
     show_default=False,
     envvar="CAPHV_RECEIVER_SECRET_FILE",
+    metavar="FILE",
     help="File with the secret with which the Git host signs its events.",
 )
 @click.option(
     "--kubeconfig",
     default="",
     show_default=False,
-    help="Kubeconfig of the management cluster; default: the Pod's own account.",
+    metavar="FILE",
+    help=(
+        "Kubeconfig of the management cluster.  [default: the Pod's ServiceAccount, "
+        "else KUBECONFIG, else ~/.kube/config]"
+    ),
 )
 @click.option(
-    "--namespace", default="", show_default=False, help="Namespace to watch; default: all."
+    "--namespace",
+    default="",
+    show_default=False,
+    metavar="NAMESPACE",
+    help="Namespace to watch.  [default: all namespaces]",
 )
 @click.option(
     "--watch-filter",
     default="",
     show_default=False,
+    metavar="VALUE",
     help=(
-        "Watch only Clusters whose HarvesterCluster has this value of label "
+        "Only watch Clusters whose HarvesterCluster has this value of label "
         "cluster.x-k8s.io/watch-filter."
     ),
 )
 @click.option(
     "--leader-elect/--no-leader-elect",
-    help="Run only while holding the lease; for several replicas.",
+    help="Only work while holding the lease; required with several replicas.",
 )
 @metrics_options
 @probe_option
@@ -146,8 +162,8 @@ Exit status: 0 stopped on request, 1 could not start or continue, 2 wrong usage,
 def run(options: PackagerRunOptions) -> None:
     """Run the packager in a management cluster.
 
-    It watches Clusters, HarvesterClusters and ClusterClasses, renders the bundles of each cluster
-    whose settings changed, and commits them together. Condition AddonBundlesReady of the
+    The packager watches Clusters, HarvesterClusters and ClusterClasses, renders the bundles of each
+    cluster whose settings changed, and commits them together. Condition AddonBundlesReady of the
     HarvesterCluster reports the result.
     """
     require_git()

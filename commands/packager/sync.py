@@ -19,7 +19,7 @@ from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import ChartOptions, chart_options, helm_secret_options, rendering
 from commands.options.formats import output_option
 from commands.options.groups import fill
-from commands.options.management import ManagementOptions, object_key
+from commands.options.management import CONTEXT, KUBECONFIG, ManagementOptions, object_key
 from commands.options.repository import (
     RepositoryOptions,
     SourceOptions,
@@ -92,16 +92,14 @@ Examples:
   caphv packager sync --source-repo https://git.example.com/clusters.git --repo \
 https://git.example.com/fleet.git
   caphv packager sync definitions/ --repo https://git.example.com/fleet.git --review caphv/clusters
-                                                       from a folder, for a pull request
+                                                       from a directory, as a pull request
   caphv packager sync definitions/ --folder fleet/ --dry-run -o json
   caphv packager sync definitions/ --repo https://git.example.com/fleet.git --confirm team-a/old
-                                                       and delete a cluster whose definition was \
-removed
+                                                       also delete a cluster whose definition \
+was removed
 
-\b
-Exit status: 0 done or nothing to do, 1 invalid definitions, or changes that were held back or \
-rejected, 2 unreadable
-input, or wrong usage.
+Exit status: 0 done or nothing to do, 1 definitions are invalid, or changes were held back or
+rejected, 2 usage error or unreadable input.
 """,
 )
 @click.argument(
@@ -115,8 +113,8 @@ input, or wrong usage.
     show_default=False,
     metavar="NAME",
     help=(
-        "Name of this source in a repository that several sources share.  [default: from "
-        "--source-repo]"
+        "Name of this source in a repository that several sources share.  [default: "
+        "derived from --source-repo]"
     ),
 )
 @repository_options
@@ -128,46 +126,52 @@ input, or wrong usage.
     multiple=True,
     callback=_keys,
     metavar="NAMESPACE/NAME",
-    help="Cluster to delete along with its removed definition. Repeatable.",
+    help="Cluster that may be deleted because its definition was removed. Repeatable.",
 )
 @click.option(
     "--no-bundles",
     is_flag=True,
-    help="Write manifests only, and leave bundles to a packager in the cluster.",
+    help="Write only manifests, and leave bundles to a packager in the cluster.",
 )
 @click.option(
     "--client-secret",
     default="",
     metavar="NAME",
-    help="Secret with credentials for Fleet to read the repository.",
+    help=(
+        "Secret with Fleet's credentials for the repository, field clientSecretName of "
+        "the GitRepos."
+    ),
 )
 @chart_options
 @helm_secret_options
 @click.option(
     "--interval",
     type=click.FloatRange(1, 86400),
+    metavar="SECONDS",
     help=(
-        "Keep running: poll both repositories at this interval, in seconds.  [default: sync once]"
+        "Keep running, and poll both repositories at this interval, in seconds.  "
+        "[default: sync once]"
     ),
 )
-@click.option("--dry-run", is_flag=True, help="Show what would change without changing it.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @click.option(
-    "--apply", "applied", is_flag=True, help="Apply the manifests to the management cluster."
+    "--apply", "applied", is_flag=True, help="Also apply the manifests to the management cluster."
 )
-@click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster.")
-@click.option("--context", default="", help="Context of that kubeconfig.")
+@KUBECONFIG
+@CONTEXT
 @output_option("table", "json", "yaml")
 @fill(options=SyncOptions)
 def sync(options: SyncOptions) -> None:
     """Turn cluster definitions into manifests and bundles, in one commit that names its source.
 
     Definitions are files of kind ClusterDefinition, or plain manifests of Cluster API with one
-    Cluster per file. Invalid definitions are reported by file and line and left unchanged; all
-    others are synced. Nothing is removed while a file cannot be read. Removing a definition must be
-    confirmed: with --confirm, or beforehand with annotation caphv.io/confirm-removal.
+    Cluster per file. Invalid definitions are reported with file and line, and their clusters stay
+    unchanged; all others are synced. While a file cannot be read, nothing is removed. A cluster
+    whose definition was removed is deleted only if you confirm it: with --confirm, or before the
+    removal with annotation caphv.io/confirm-removal.
 
-    Fleet applies the manifests on the management cluster, see `caphv packager gitrepo`; or use
-    --apply.
+    Fleet applies the manifests to the management cluster, see `caphv packager gitrepo`. With
+    --apply, this command applies them.
     """
     logging.basicConfig(format="caphv packager: %(message)s", level=logging.WARNING)
     quiet_publishing()

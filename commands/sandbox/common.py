@@ -20,7 +20,8 @@ BOOT_SECONDS = click.option(
     type=click.FloatRange(0),
     default=2.0,
     show_default=True,
-    help="Boot time of a virtual machine.",
+    metavar="SECONDS",
+    help="Boot time of a virtual machine, in seconds.",
 )
 
 
@@ -30,7 +31,8 @@ def sandbox_options(command: _Command) -> _Command:
         "--dir",
         "folder",
         type=click.Path(path_type=Path),
-        help="Folder of the sandbox, instead of a name.",
+        metavar="DIRECTORY",
+        help="Directory of the sandbox, instead of a name.",
     )(command)
     return click.option(
         "--name",

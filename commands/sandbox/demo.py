@@ -39,15 +39,15 @@ Examples:
 def demo(*, keep: bool, boot_seconds: float) -> None:
     """Create a cluster on a simulated Harvester, break it, scale it, upgrade it and delete it.
 
-    Starts its own sandbox with the real Cluster API core and the provider, and pushes a
+    The demo starts its own sandbox with the real Cluster API core and the provider, and pushes a
     ClusterDefinition to a Git repository. The definition becomes add-on bundles and a Cluster of
-    the ClusterClass harvester-rke2: three control planes and two workers with two disks each, in
-    three zones, with addresses from two pools.
+    the ClusterClass harvester-rke2: three control plane machines and two workers with two disks
+    each, in three zones, with addresses from two pools.
 
-    Then a changed MTU becomes one small commit; the VMs of a worker and of a control plane are
-    deleted and replaced; workers and control plane are scaled; a new Kubernetes version is rolled
-    out; the cluster is deleted, and Harvester is searched for leftovers. The exit status is 1 if
-    any step fails.
+    Then a changed MTU becomes one small commit; the VMs of a worker and of a control plane machine
+    are deleted and replaced; workers and control plane are scaled; a new Kubernetes version is
+    rolled out; the cluster is deleted, and Harvester is searched for leftovers. The exit status is
+    1 if any step fails.
     """
     from commands.sandbox.common import build_report, failures, print_part
     from sandbox.environment import Sandbox

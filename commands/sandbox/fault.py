@@ -52,11 +52,12 @@ def fault(ctx: click.Context, /, name: str | None, folder: Path | None) -> None:
     """Inject faults on the simulated Harvester.
 
     Object faults (hosts, VMs, images, …) affect all clients. Transport faults (slow, away, HTTP
-    errors) affect clients with the kubeconfigs harvester and identity, not the simulation itself.
-    Watch the provider's reaction with `kubectl get harvesterclusters,harvestermachines -A` and in
-    the Events.
+    errors) affect clients with the kubeconfigs harvester and identity, but not the simulation
+    itself. Watch the provider's reaction with `kubectl get harvesterclusters,harvestermachines -A`,
+    and in the Events.
 
-    A fault stays active until `clear`; vm-vanishes, migration and address-change happen once.
+    A fault stays active until `caphv sandbox fault clear`. Some faults happen once, such as
+    vm-vanishes and migration.
     """
     # The options that select a sandbox may precede or follow the kind of fault.
     ctx.obj = (name, folder)
@@ -78,7 +79,7 @@ def list_faults(name: str | None, folder: Path | None) -> None:
 @click.argument("target", required=False, default="")
 @sandbox_options
 def clear(kind: str, target: str, name: str | None, folder: Path | None) -> None:
-    """Clear all faults, those of a KIND, or that of a KIND and TARGET."""
+    """Clear all faults, those of KIND, or that of KIND on TARGET."""
     from sandbox.harvester.faults import KINDS
 
     if kind and kind not in KINDS:
@@ -100,13 +101,16 @@ Examples:
   caphv sandbox fault chaos --seed 7 --seconds 300 --no-kills
 """,
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the schedule.")
+@click.option(
+    "--seed", type=int, default=1, show_default=True, metavar="NUMBER", help="Seed of the schedule."
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
     default=60.0,
     show_default=True,
-    help="Duration.",
+    metavar="SECONDS",
+    help="Duration of the faults, in seconds.",
 )
 @click.option(
     "--kills/--no-kills",
@@ -153,15 +157,26 @@ def _command(kind: "Kind") -> click.Command:
         parameters.append(click.Argument(["target"], metavar=kind.target))
     if kind.in_transport:
         share = click.FloatRange(0, 1, min_open=True)
-        help_text = "Fraction of requests that are affected."
         parameters.append(
-            click.Option(["--share"], type=share, default=1.0, show_default=True, help=help_text)
+            click.Option(
+                ["--share"],
+                type=share,
+                default=1.0,
+                show_default=True,
+                metavar="FRACTION",
+                help="Fraction of the requests to affect.",
+            )
         )
     if kind.name == "slow":
         delay = click.FloatRange(0, min_open=True)
         parameters.append(
             click.Option(
-                ["--delay"], type=delay, default=2.0, show_default=True, help="Delay in seconds."
+                ["--delay"],
+                type=delay,
+                default=2.0,
+                show_default=True,
+                metavar="SECONDS",
+                help="Delay of a response, in seconds.",
             )
         )
     return click.command(

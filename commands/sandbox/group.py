@@ -57,8 +57,8 @@ def sandbox() -> None:
 
     A sandbox runs etcd, a management API server with the real Cluster API core, and an API server
     that simulates Harvester, as plain processes on loopback addresses. It needs no containers and
-    no root, and writes to one folder only. Several sandboxes can run side by side under different
-    names.
+    no root, and writes only to one directory. Several sandboxes with different names can run side
+    by side.
     """
 
 
@@ -68,7 +68,7 @@ Examples:
   caphv sandbox up
   caphv sandbox up --name second --boot-seconds 20
   caphv sandbox up --fresh             remove an existing sandbox first
-  caphv sandbox up --no-provider       then run it yourself:
+  caphv sandbox up --no-provider       without the provider, to run it yourself:
   caphv run --kubeconfig $(caphv sandbox kubeconfig --path) --allow-harvester-cidr 127.0.0.0/8
 """,
 )
@@ -86,13 +86,13 @@ Examples:
 @click.option(
     "--webhooks/--no-webhooks",
     default=False,
-    help="Have the provider serve its admission webhooks.",
+    help="Let the provider serve its admission webhooks.",
 )
 @click.option(
     "--page/--no-page",
     default=True,
     show_default=True,
-    help="Also serve the live page of its clusters.",
+    help="Also serve a live page of the clusters.",
 )
 @click.option(
     "--audit/--no-audit", default=False, help="Write audit logs with one line per request."
@@ -103,14 +103,16 @@ Examples:
     type=click.FloatRange(0, 1),
     default=0.25,
     show_default=True,
-    help="Variation of boot times, as a fraction.",
+    metavar="FRACTION",
+    help="Variation of boot times, as a fraction of the boot time.",
 )
 @click.option(
     "--register-seconds",
     type=click.FloatRange(0),
     default=1.0,
     show_default=True,
-    help="Time from the end of the boot until the Node registers.",
+    metavar="SECONDS",
+    help="Time from the end of the boot until the Node registers, in seconds.",
 )
 @click.option(
     "--kubeadm/--no-kubeadm",
@@ -123,20 +125,20 @@ Examples:
     default="",
     metavar="rke2,k3s,kubeadm",
     callback=_distributions,
-    help="Run none of these bootstrap and control plane providers: you run them.",
+    help="Bootstrap and control plane providers not to run, because you run them yourself.",
 )
 @click.option(
-    "--fresh", is_flag=True, help="Remove an existing sandbox with all its clusters first."
+    "--fresh", is_flag=True, help="First remove an existing sandbox with all its clusters."
 )
 @fill(settings=SandboxSettings)
 def up(name: str | None, folder: Path | None, *, fresh: bool, settings: SandboxSettings) -> None:
     """Start a sandbox in the background.
 
     The first start builds etcd, kube-apiserver, the Cluster API core and kubeadm's providers from
-    their Go modules, unless they are on PATH or in the folder KUBEBUILDER_ASSETS. This takes six to
-    ten minutes on two cores, and half a minute more with kubeadm's providers; later starts take
-    about fifteen seconds. If the sandbox exists, parts that are not running are restarted; all
-    clusters and the settings stay. Only --fresh removes it.
+    their Go modules, unless they are on PATH or in the directory KUBEBUILDER_ASSETS. This takes six
+    to ten minutes on two cores, and half a minute more with kubeadm's providers; later starts take
+    about fifteen seconds. If the sandbox exists, the command restarts parts that do not run, and
+    keeps all clusters and settings. Only --fresh removes them.
     """
     from sandbox.capi import providers
     from sandbox.processes import binaries
@@ -165,12 +167,14 @@ def up(name: str | None, folder: Path | None, *, fresh: bool, settings: SandboxS
 Examples:
   caphv sandbox status
   caphv sandbox status -o json | jq -r .network
+
+Exit status: 0 all parts run, 1 otherwise.
 """,
 )
 @sandbox_options
 @output_option("table", "json", "yaml", help_text="Output format.")
 def status(name: str | None, folder: Path | None, output: str) -> None:
-    """Show the parts of a sandbox. The exit status is 1 unless all of them are running."""
+    """Show the parts of a sandbox."""
     state = named_sandbox(name, folder).status()
     state["remedy"] = _remedy(state, name, folder)
     if output == "table":
@@ -195,11 +199,11 @@ identity --path)
 @click.option("--path", is_flag=True, help="Print the path of the file instead of its content.")
 @click.argument("server", type=click.Choice(_SERVERS), default=_SERVERS[0])
 def kubeconfig(name: str | None, folder: Path | None, *, path: bool, server: str) -> None:
-    """Print the administrator's kubeconfig of an API server: management (default) or harvester.
+    """Print the administrator's kubeconfig of an API server: management (the default) or harvester.
 
-    With identity, print a kubeconfig for the identity Secret of a cluster. Both it and harvester
-    connect through the fault proxy, so that transport faults of `caphv sandbox fault` affect their
-    clients; harvester-direct bypasses it.
+    With identity, print a kubeconfig for the identity Secret of a cluster. Clients with identity or
+    harvester connect through a proxy that injects the transport faults of `caphv sandbox fault`;
+    harvester-direct bypasses it.
     """
     box = running_sandbox(name, folder)
     file = box.kubeconfig(server)
@@ -211,7 +215,7 @@ def kubeconfig(name: str | None, folder: Path | None, *, path: bool, server: str
 
 
 @sandbox.command(
-    short_help="Stop a sandbox and remove its folder.",
+    short_help="Stop a sandbox and remove its directory.",
     epilog="""\b
 Examples:
   caphv sandbox down
@@ -220,7 +224,7 @@ Examples:
 )
 @sandbox_options
 def down(name: str | None, folder: Path | None) -> None:
-    """Stop all processes of a sandbox and remove its folder, in any state."""
+    """Stop all processes of a sandbox, whatever its state, and remove its directory."""
     box = named_sandbox(name, folder)
     with failures():
         removed = asyncio.run(box.down())
@@ -230,6 +234,7 @@ def down(name: str | None, folder: Path | None) -> None:
 
 
 @sandbox.command(
+    short_help="Restart a part of a sandbox.",
     epilog="""\b
 Examples:
   caphv sandbox restart provider
@@ -239,8 +244,9 @@ Examples:
 @sandbox_options
 @click.argument("part")
 def restart(name: str | None, folder: Path | None, part: str) -> None:
-    """Restart a PART of a sandbox: etcd, management, harvester, core, simulator or provider. Its
-    data stays.
+    """Restart PART of a sandbox; its data stays.
+
+    PART is etcd, management, harvester, core, simulator or provider.
     """
     box = running_sandbox(name, folder)
     with failures():
@@ -249,6 +255,7 @@ def restart(name: str | None, folder: Path | None, part: str) -> None:
 
 
 @sandbox.command(
+    short_help="Print the log of a part of a sandbox.",
     epilog="""\b
 Examples:
   caphv sandbox logs provider
@@ -257,14 +264,20 @@ Examples:
 """,
 )
 @sandbox_options
-@click.option("--tail", type=click.IntRange(0), metavar="LINES", help="Only print the last lines.")
-@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
+@click.option(
+    "--tail",
+    type=click.IntRange(0),
+    metavar="LINES",
+    help="Print only this many lines from the end.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until interrupted.")
 @click.argument("part")
 def logs(
     name: str | None, folder: Path | None, part: str, *, tail: int | None, follow: bool
 ) -> None:
-    """Print the log of a PART of a sandbox: etcd, management, harvester, core, simulator or
-    provider.
+    """Print the log of PART of a sandbox.
+
+    PART is etcd, management, harvester, core, simulator or provider.
     """
     with failures():
         file = running_sandbox(name, folder).log(part)

@@ -76,7 +76,7 @@ async def read_backup(
     backup.unseen = tuple(collection.unseen)
     backup.left_out = tuple(str(key) for key in clusters if query.takes(key) and key in left_out)
     if with_pools:
-        step("asking Harvesters for IPPools")
+        step("reading Harvesters for IPPools")
         backup.pools, hidden = await read_pools(client, chosen.objects)
         backup.unseen += tuple(hidden)
     backup.absent = frozenset(missing_of(backup))

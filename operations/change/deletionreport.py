@@ -20,7 +20,7 @@ from operations.status.remedies import next_step, resume_command
 # CAPK3s sets the first one without a name behind it.
 _HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io"
 _DRAIN_HOOK = "pre-drain.delete.hook.machine.cluster.x-k8s.io"
-_PAUSED = "the end of its pause, until which no controller acts"
+_PAUSED = "the end of its pause: no controller acts until then"
 _SILENT = "the provider: it has not reported yet"
 
 
@@ -116,7 +116,7 @@ def pending_remains(parts: Parts, now: datetime) -> tuple[PendingDeletion, ...]:
         step = remedies.DELETE_OBJECT(
             kind=kind.lower(), name=obj["metadata"]["name"], namespace=parts.key.namespace
         )
-        reason = "a deletion: its Cluster no longer exists, and nothing else asks for it"
+        reason = "a deletion: its Cluster no longer exists, and nothing else requests it"
         pending.append(PendingDeletion(name, "", reason, step, stuck=True))
     return tuple(pending)
 

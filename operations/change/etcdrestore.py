@@ -81,8 +81,8 @@ def restore_of(cluster: Obj) -> Restore | None:
     except (ValueError, TypeError, KeyError):
         raise ChangeError(
             [
-                f"annotation {ETCD_RESTORE_ANNOTATION} is no record of a restore: --finish --force "
-                "removes it"
+                f"annotation {ETCD_RESTORE_ANNOTATION} is not the record of a restore: --finish "
+                "--force removes it"
             ]
         ) from None
     return restore
@@ -111,11 +111,11 @@ def choose(
     servers = {server.name: server for server in _servers(cluster)}
     if machine and machine not in servers:
         listed = ", ".join(sorted(servers)) or "none"
-        raise ChangeError([f"{machine} is no control plane machine of the cluster: {listed}"])
+        raise ChangeError([f"{machine} is not a control plane machine of the cluster: {listed}"])
 
     if snapshot.startswith("/") or not is_name(snapshot):
         if not is_path(snapshot):
-            raise ChangeError([f"{snapshot!r} is no absolute path of a file, and no name of one"])
+            raise ChangeError([f"{snapshot!r} is neither an absolute path nor the name of a file"])
         return Restore(snapshot, False, machine or _only(servers)), None
     if snapshots is None:
         # A name alone means the store, because files have paths.
@@ -143,7 +143,7 @@ def choose(
     owner = owners.get(copy.node, "")
     if not owner or machine:
         where = f"on Node {copy.node} only"
-        remedy = f"leave --on away: that is Machine {owner}" if owner else "choose another one"
+        remedy = f"leave out --on, to use Machine {owner}" if owner else "choose another one"
         raise ChangeError([f"snapshot {snapshot} is {where}: {remedy}"])
     return Restore(copy.path, False, owner), copy
 
@@ -289,7 +289,7 @@ def finish_checks(
     """
     subject = f"Cluster {parts.key}"
     if being_deleted(parts.cluster):
-        return [skipped("api", subject, "it is being deleted: it need not answer any more")]
+        return [skipped("api", subject, "it is being deleted and need not answer")]
 
     checks: list[Check] = []
     if restore.machine not in {machine.name for machine in cluster.machines}:
@@ -339,7 +339,7 @@ def _database_check(subject: str, node: str, restore: Restore, members: Mapping[
         return skipped("database", subject, f"{reason} when the restore began")
     if members.get(node) == restore.member:
         message = f"etcd of Node {node} is the one from before: the snapshot was not restored"
-        remedy = "Run the steps, or give the restore up with --force"
+        remedy = "Run the steps, or end the restore with --force"
         return Check("database", subject, Result.ERROR, message, remedy)
     return ok("database", subject, f"etcd of Node {node} was reset")
 

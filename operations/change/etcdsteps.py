@@ -255,7 +255,9 @@ def distribution_of(cluster: Obj, control_plane: Obj | None) -> Distribution:
         path = ("spec", "kthreesConfigSpec", "serverConfig", "httpsListenPort")
         port = str(at(control_plane, *path) or "6443")
         if not _PORT.fullmatch(port):
-            raise ChangeError([f"{'.'.join(path)} {port!r} of the KThreesControlPlane is no port"])
+            raise ChangeError(
+                [f"{'.'.join(path)} {port!r} of the KThreesControlPlane is not a port"]
+            )
         return Distribution("k3s", "k3s", "/var/lib/rancher/k3s", int(port))
     if kind == RANCHER_CONTROL_PLANE:
         raise ChangeError(["Rancher provisions the cluster: restore the snapshot there"])
@@ -273,8 +275,8 @@ def distribution_of(cluster: Obj, control_plane: Obj | None) -> Distribution:
     if not (isinstance(data, str) and is_path(data) and _FOLDER.fullmatch(data)):
         raise ChangeError(
             [
-                f"spec.agentConfig.dataDir {data!r} of the RKE2ControlPlane is no absolute path of "
-                "letters, digits and _.-/: restore by hand"
+                f"spec.agentConfig.dataDir {data!r} of the RKE2ControlPlane is not an absolute "
+                "path of letters, digits and _.-/: restore by hand"
             ]
         )
     return Distribution("rke2", "rke2-server", data, 9345)
@@ -325,7 +327,9 @@ def steps(
     :param authority: the certificates of the cluster's CA, PEM
     """
     if not (is_name(snapshot) if s3 else is_path(snapshot)):
-        raise ChangeError([f"{snapshot!r} is no {'name' if s3 else 'absolute path'} of a file"])
+        raise ChangeError(
+            [f"{snapshot!r} is not {'the name' if s3 else 'an absolute path'} of a file"]
+        )
     # systemd expands variables in arguments, and a reset without a file keeps the old database.
     if "$" in snapshot:
         raise ChangeError(

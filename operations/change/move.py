@@ -211,8 +211,8 @@ class Move:
         if absent := moving.uncopied_objects(target):
             names = ", ".join(map(str, absent))
             raise MoveError(
-                f"does not exist on the target: {names}. If it was deleted there, delete it here, "
-                "too: first its finalizers"
+                f"does not exist on the target: {names}. If it was deleted there, also delete it "
+                "here, its finalizers first"
             )
 
         failed = await moving.delete_source(

@@ -87,8 +87,8 @@ def clusters_on(objects: ManagementObjects, accounts: Iterable[Account], name: s
     }
     if not harvesters:
         servers = sorted({account.kubeconfig.server for account in accounts})
-        hint = f"; they lead to {', '.join(servers)}" if servers else ""
-        raise ChangeError([f"no identity of a cluster leads to Harvester {name}{hint}"])
+        hint = f"; identities exist for {', '.join(servers)}" if servers else ""
+        raise ChangeError([f"no cluster has an identity for Harvester {name}{hint}"])
 
     identities = {
         account.identity
@@ -235,8 +235,8 @@ def _resume_checks(parts: Parts, harvester: HarvesterObjects | None, why: str) -
         remedy = "Start them, or end their maintenance, and wait until all are Ready"
         yield Check("hosts", subject, Result.ERROR, message=message, remedy=remedy)
     else:
-        hosts = counted(len(harvester.hosts), "host")
-        yield ok("hosts", subject, f"Harvester answers, and {hosts} of it are ready")
+        hosts = counted(len(harvester.hosts), "host is", "hosts are")
+        yield ok("hosts", subject, f"Harvester answers, and {hosts} ready")
 
 
 def _why_unready(host: Obj) -> str:

@@ -190,7 +190,7 @@ def plan_rotation(
     if keep_old:
         kept = "--keep-old was given"
     elif identity.sharing:
-        kept = f"Secret {', '.join(identity.sharing)} has the same token: rotate it, too"
+        kept = f"Secret {', '.join(identity.sharing)} has the same token: rotate it as well"
     elif identity.unread:
         kept = f"Secret {', '.join(identity.unread)} cannot be read, and may have the same token"
 
@@ -376,7 +376,7 @@ class Rotation:
             await self._test(content)
         except (TokenError, KubeconfigError, RequestError) as error:
             is_expired = isinstance(error, Unauthorized)
-            subject = "the token is not valid any more" if is_expired else "Harvester"
+            subject = "the token is no longer valid" if is_expired else "Harvester"
             raise RotationError(
                 f"{tokens_before_writing(self.plan)}: {subject}: {error}{self._hint()}"
             ) from None

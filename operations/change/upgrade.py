@@ -63,7 +63,7 @@ async def plan_with_checks(
     limits, surroundings = await _read_surroundings(answer, parts)
     charts = check_charts(parts, version, limits)
     objects = check_objects(parts, surroundings, version)
-    step("asking the workload cluster")
+    step("reading the workload cluster")
     budgets = await disruption_checks(client, plan.cluster)
     room = check_room(parts, harvester, demand)
     return replace(plan, checks=(*plan.checks, *charts, *objects, *room, *budgets))

@@ -497,7 +497,7 @@ def _check_orphans(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
 
     message = f"their owner no longer exists: {name_some(sorted(orphans))}"
     remedy = (
-        "List them, and adopt what is at work or delete what is no longer needed: "
+        "List them, and adopt those in use or delete those no longer needed: "
         f"{remedies.LIST_LEFTOVERS}"
     )
     yield Check("orphans", subject, Result.WARNING, message=message, remedy=remedy)

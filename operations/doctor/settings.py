@@ -198,7 +198,7 @@ def _check_overcommit(objects: HarvesterObjects, subject: str) -> Iterator[Check
         percent = configured.get(name)
         if isinstance(percent, int) and percent > most:
             message = f"setting {OVERCOMMIT} allows {percent} % of the existing {name}"
-            remedy = f"Reduce {name} to {most}, the default, or watch what is really used"
+            remedy = f"Reduce {name} to {most}, the default, or monitor the actual use"
             yield Check(
                 "over-provisioning", subject, Result.WARNING, message=message, remedy=remedy
             )

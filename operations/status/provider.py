@@ -64,7 +64,7 @@ def provider_of(leases: Iterable[Obj], now: datetime) -> Provider | None:
         str(key),
         silent=True,
         since=since,
-        cause=f"silent: Lease {key} is not renewed; what is shown may be outdated",
+        cause=f"silent: Lease {key} is not renewed; the data shown may be outdated",
         next_step=f"Check whether it runs: {remedies.GET_PODS(namespace=key.namespace)}",
     )
 

@@ -47,7 +47,7 @@ def _transport_kind(name: str, summary: str) -> Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("unschedulable", "Cordon all hosts: starting VMs find none."),
+        Kind("unschedulable", "Cordon all hosts, so that VMs cannot start."),
         Kind("image-missing", "Delete a VM image.", "NAMESPACE/IMAGE"),
         Kind("key-pair-missing", "Delete an SSH key pair.", "NAMESPACE/KEYPAIR"),
         Kind("network-missing", "Delete a VM network.", "NAMESPACE/NETWORK"),
@@ -61,7 +61,7 @@ KINDS = {
         ),
         Kind(
             "balancers-stopped",
-            "Stop the load balancer controller: since Harvester 1.8, no VM can leave without it.",
+            "Stop the load balancer controller; since 1.8, no VM can be deleted without it.",
         ),
         Kind(
             "vm-vanishes", "Delete a VM directly on Harvester; its disks stay.", VM, lasting=False
@@ -78,8 +78,8 @@ KINDS = {
         _transport_kind("too-many-requests", "Reject requests with 429 and Retry-After: 1."),
         _transport_kind("server-error", "Reject requests with 500."),
         _transport_kind("unavailable", "Reject requests with 503."),
-        _transport_kind("cut-before", "Drop the connection of writes before they take effect."),
-        _transport_kind("cut-after", "Drop the connection of writes after they took effect."),
+        _transport_kind("cut-before", "Drop the connections of writes before they take effect."),
+        _transport_kind("cut-after", "Drop the connections of writes after they took effect."),
         _transport_kind("create-once", "Reject the first creation of each object with 403."),
         _transport_kind("watches-cut", "Drop the connections of watches."),
         _transport_kind(

@@ -242,7 +242,7 @@ def silent() -> Site:
         "caphv-system/lease",
         silent=True,
         since=ago(minutes=6),
-        cause="silent: Lease caphv-system/lease is not renewed; what is shown may be outdated",
+        cause="silent: Lease caphv-system/lease is not renewed; the data shown may be outdated",
         next_step="Check whether it runs: kubectl get pods -n caphv-system",
     )
     return site

@@ -8,16 +8,20 @@ from packager.definitions.flags.model import EACH, KUBERNETES_VERSION, Flag
 _SWITCH = ("true", "false")
 
 FLAGS = (
-    Flag("--name", ("metadata", "name"), "Name of the cluster.", "Name of the cluster", None),
+    Flag(
+        "--name", ("metadata", "name"), "NAME", "Name of the cluster.", "Name of the cluster", None
+    ),
     Flag(
         "--namespace",
         ("metadata", "namespace"),
-        "Its namespace.  [default: the name]",
+        "NAMESPACE",
+        "Namespace of the cluster.  [default: its name]",
         "Namespace",
     ),
     Flag(
         "--k8s-version",
         ("spec", "kubernetesVersion"),
+        "VERSION",
         f"Version of Kubernetes.  [default: {KUBERNETES_VERSION}]",
         "Version of Kubernetes",
         KUBERNETES_VERSION,
@@ -25,7 +29,8 @@ FLAGS = (
     Flag(
         "--distribution",
         ("spec", "distribution"),
-        "rke2, k3s or kubeadm.  [default: rke2]",
+        "[rke2|k3s|kubeadm]",
+        "Distribution of Kubernetes.  [default: rke2]",
         "Distribution (rke2, k3s, kubeadm)",
         "rke2",
         choices=("rke2", "k3s", "kubeadm"),
@@ -33,12 +38,14 @@ FLAGS = (
     Flag(
         "--class",
         ("spec", "clusterClass"),
-        "ClusterClass.  [default: harvester- and the distribution]",
+        "NAME",
+        "ClusterClass of the cluster.  [default: harvester-DISTRIBUTION]",
     ),
     Flag(
         "--cp-replicas",
         ("spec", "controlPlane", "replicas"),
-        "Machines of the control plane.  [default: 3]",
+        "REPLICAS",
+        "Number of control plane machines.  [default: 3]",
         "Machines of the control plane",
         "3",
         values.number,
@@ -46,7 +53,8 @@ FLAGS = (
     Flag(
         "--worker-replicas",
         ("spec", "workers"),
-        "Worker machines.  [default: 2]",
+        "REPLICAS",
+        "Number of worker machines.  [default: 2]",
         "Worker machines",
         "2",
         values.workers,
@@ -54,72 +62,82 @@ FLAGS = (
     Flag(
         "--control-plane-backups",
         ("spec", "controlPlaneBackups", "keep"),
-        "How many backups of replaced control plane machines stay on the backup target of "
-        "Harvester.  [default: none are made]",
+        "NUMBER",
+        "Number of backups of replaced control plane machines to keep on Harvester's backup "
+        "target.  [default: no backups]",
         value=values.number,
     ),
     Flag(
         "--guest-volumes",
         ("spec", "guestVolumes"),
-        "Delete: volumes of PersistentVolumes with this reclaim policy are deleted with the "
-        "cluster.  [default: they are kept]",
+        "Delete",
+        "With Delete, volumes of PersistentVolumes with reclaim policy Delete are deleted "
+        "with the cluster.  [default: they are kept]",
         choices=("Delete",),
     ),
     Flag(
         "--failure-domains",
         ("spec", "controlPlane", "failureDomains"),
+        "ZONE,...",
         "Zones, or hosts, for the control plane, comma-separated.  [default: all]",
         value=values.items,
     ),
     Flag(
         "--worker-failure-domain",
         ("spec", "workers", EACH, "failureDomain"),
+        "ZONE",
         "Zone, or host, for all workers.  [default: any]",
     ),
     Flag(
         "--worker-node-affinity",
         ("spec", "workers", EACH, "nodeAffinity"),
-        "Labels of the hosts for workers: KEY=VALUE or KEY, comma-separated.",
+        "KEY[=VALUE],...",
+        "Labels that the hosts of workers must have, comma-separated.",
         value=values.hosts,
     ),
     Flag(
         "--worker-workload-affinity",
         ("spec", "workers", EACH, "workloadAffinity"),
-        "Labels of workloads that the hosts of workers must run: KEY=VALUE or KEY, "
-        "comma-separated.",
+        "KEY[=VALUE],...",
+        "Labels of workloads that must run on the hosts of workers, comma-separated.",
         value=values.neighbours,
     ),
     Flag(
         "--worker-devices",
         ("spec", "workers", EACH, "devices"),
-        "Devices of the host for each worker: RESOURCE or RESOURCE=COUNT, comma-separated.",
+        "RESOURCE[=COUNT],...",
+        "Host devices for each worker, comma-separated.",
         value=values.devices,
     ),
     Flag(
         "--worker-cpu-pinning",
         ("spec", "workers", EACH, "cpuPinning"),
-        "true gives each CPU core of a worker a physical one of its own.",
+        "[true|false]",
+        "Pin each CPU core of a worker to a physical core of its own.",
         value=values.switch,
         choices=_SWITCH,
     ),
     Flag(
         "--worker-isolate-emulator-thread",
         ("spec", "workers", EACH, "isolateEmulatorThread"),
-        "true runs QEMU of a worker on a further physical core.",
+        "[true|false]",
+        "Run QEMU of a worker on an additional physical core.",
         value=values.switch,
         choices=_SWITCH,
     ),
     Flag(
         "--worker-numa-passthrough",
         ("spec", "workers", EACH, "numaPassthrough"),
-        "true shows workers the NUMA cells of their host.",
+        "[true|false]",
+        "Expose the NUMA cells of the host to workers.",
         value=values.switch,
         choices=_SWITCH,
     ),
     Flag(
         "--worker-hugepages",
         ("spec", "workers", EACH, "hugepages"),
-        "Huge pages of the host for the memory of workers: 2Mi or 1Gi.",
+        "[2Mi|1Gi]",
+        "Size of the host's huge pages that back the memory of workers.",
         choices=("2Mi", "1Gi"),
     ),
 )

@@ -19,14 +19,16 @@ EACH = "*"
 class Flag:
     """A flag, the field that it sets, and its question in the interactive mode.
 
-    `ask` is the question, empty for flags that are not asked for. `default` is the value for an
-    empty answer, None if an answer is required. `choices` are all values that the schema takes if
-    they are few, for completion in a shell. `joined_by` is the key by which the items of a list
-    join those that a file or earlier flags have set, instead of replacing the list.
+    `metavar` is the form of the value, for the help. `ask` is the question, empty for flags that
+    are not asked for. `default` is the value for an empty answer, None if an answer is required.
+    `choices` are all values that the schema takes if they are few, for completion in a shell.
+    `joined_by` is the key by which the items of a list join those that a file or earlier flags have
+    set, instead of replacing the list.
     """
 
     name: str
     path: FieldPath
+    metavar: str
     help: str
     ask: str = ""
     default: str | None = ""

@@ -9,20 +9,24 @@ FLAGS = (
     Flag(
         "--cni",
         ("spec", "addons", "cni", "name"),
-        "calico, canal, cilium or none.",
-        "CNI (empty for the usual one)",
+        "[calico|canal|cilium|none]",
+        "CNI plugin.  [default: calico with rke2, otherwise none]",
+        "CNI plugin (empty for the default)",
         choices=("calico", "canal", "cilium", "none"),
     ),
     Flag(
         "--cni-mtu",
         ("spec", "addons", "cni", "mtu"),
+        "BYTES",
         "MTU of the Pod network.",
         value=values.number,
     ),
     Flag(
         "--cni-encapsulation",
         ("spec", "addons", "cni", "encapsulation"),
-        "For example VXLAN.",
+        "ENCAPSULATION",
+        "Encapsulation of the Pod network: VXLAN, VXLANCrossSubnet, IPIP, IPIPCrossSubnet, "
+        "Geneve, WireGuard or None.",
         choices=(
             "VXLAN",
             "VXLANCrossSubnet",
@@ -36,18 +40,21 @@ FLAGS = (
     Flag(
         "--cni-bgp",
         ("spec", "addons", "cni", "bgp"),
-        "Enabled or Disabled.",
+        "[Enabled|Disabled]",
+        "Whether the CNI plugin uses BGP.",
         choices=("Enabled", "Disabled"),
     ),
     Flag(
         "--pod-cidr",
         ("spec", "clusterNetwork", "podCIDRs"),
+        "CIDR,...",
         "Networks of Pods, comma-separated.  [default: 10.42.0.0/16]",
         value=values.items,
     ),
     Flag(
         "--service-cidr",
         ("spec", "clusterNetwork", "serviceCIDRs"),
+        "CIDR,...",
         "Networks of Services, comma-separated.  [default: 10.43.0.0/16]",
         value=values.items,
     ),

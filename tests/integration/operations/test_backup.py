@@ -244,4 +244,4 @@ def test_what_may_not_be_read_is_named(
     result = old.caphv("backup", "team/shop", str(tmp_path / "b"), "--unencrypted", user="reader")
     assert result.exit_code == 1
     assert "not saved: secrets of namespace team" in result.output
-    assert "The backup is not complete" in result.output
+    assert "The backup is incomplete" in result.output

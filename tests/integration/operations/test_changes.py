@@ -107,10 +107,10 @@ def test_without_a_topology_the_control_plane_is_upgraded_first(clusters: Manage
     words = ("upgrade", "without/plain", "--version", NEXT, "--force")
     result, written = writes(clusters, *words, "--yes")
     assert (result.exit_code, written) == (3, ["patch rke2controlplanes"])
-    assert "1 MachineDeployment follows once the control plane is upgraded" in result.output
+    assert "1 MachineDeployment is upgraded after the control plane" in result.output
     # Until it is upgraded, every run says that the workers are old.
     result, written = writes(clusters, *words, "--yes")
-    assert (result.exit_code, written, "as wanted" in result.output) == (3, [], False)
+    assert (result.exit_code, written, "up to date" in result.output) == (3, [], False)
     assert "MachineDeployment without/plain-md-0, later" in result.output
     result, written = writes(clusters, *words, "--yes", "-o", "json")
     found = json.loads(result.stdout)
@@ -132,7 +132,7 @@ def test_a_wait_that_will_change_workers_asks_and_respects_checks_like_the_first
     pause(clusters, "without", "plain")
     for each in (words, words[:4]):
         result, written = writes(clusters, *each, "--yes")
-        assert (result.exit_code, written, "Not changed: a check failed" in result.output) == (1, [], True)
+        assert (result.exit_code, written, "Nothing was changed: a check failed" in result.output) == (1, [], True)
 
 
 def test_a_wait_that_takes_too_long_ends_and_says_so(clusters: Management) -> None:
@@ -146,8 +146,8 @@ def test_a_wait_that_takes_too_long_ends_and_says_so(clusters: Management) -> No
 
 def test_mistakes_are_named_before_anything_is_read(clusters: Management) -> None:
     for words, message in (
-        (("--workers", "md-0=x"), "write POOL=N"),
-        (("--workers", "a=1", "--workers", "a=2"), "is there twice"),
+        (("--workers", "md-0=x"), "is not [POOL=]REPLICAS"),
+        (("--workers", "a=1", "--workers", "a=2"), "is given twice"),
         ((), "nothing to do"),
     ):
         result = clusters.caphv("scale", "with/built", *words)

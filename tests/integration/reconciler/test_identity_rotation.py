@@ -112,7 +112,7 @@ async def test_an_interrupted_rotation_is_completed_and_not_repeated(case: Case,
     assert await works(before)
     result = await rotate(case, tmp_path, "--yes")
     assert result.exit_code == 0, result.output
-    assert "completes a rotation that was interrupted" in result.output
+    assert "completes an interrupted rotation" in result.output
     assert await stored(case) == middle
     await until_ended(before)
     secret = await case.management.get(SECRETS, "identity", case.name)

@@ -105,7 +105,7 @@ async def test_what_leaked_is_released_and_everything_else_stays(case: Case, tmp
         addresses["theirs"]: "foreign",
         addresses["by-hand"]: "unrecorded",
     }
-    assert "status.available is 3, by its entries it is 4" in text
+    assert "status.available is 3, but its entries give 4" in text
 
     code, text = await run(case, tmp_path, "pools", "release", pool, "--dry-run")
     assert (code, f"release {addresses['gone']}" in text) == (0, True)

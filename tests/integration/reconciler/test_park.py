@@ -187,7 +187,9 @@ async def test_all_clusters_of_a_harvester_are_parked_and_resumed_by_command(
     url = case.environment.harvester.url
     target = f"--all-on {url} -n {case.name} --wait --timeout 60s"
 
-    assert "no identity of a cluster leads to" in await person.sees("caphv park --all-on elsewhere --dry-run", status=2)
+    assert "no cluster has an identity for Harvester" in await person.sees(
+        "caphv park --all-on elsewhere --dry-run", status=2
+    )
     assert "name clusters" in await person.sees("caphv park", status=2)
     checklist = await person.sees(f"caphv park {target}", status=0)
     for expected in ("1 machine will be stopped", "1 VM stopped", "support bundle", f"caphv resume --all-on {url}"):

@@ -121,7 +121,7 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     arguments = ["create", "--harvester-kubeconfig", str(tmp_path / "admin.yaml")]
     for options in (["--all-namespaces", "--target-namespace", "a"], ["--lasting-token", "--expires-in", "30"]):
         result = CliRunner().invoke(identity, [*arguments, *options])
-        assert (result.exit_code, "exclude each other" in result.output) == (2, True)
+        assert (result.exit_code, "are mutually exclusive" in result.output) == (2, True)
 
 
 async def fill(server: ApiServer, client: ApiClient, name: str) -> str:

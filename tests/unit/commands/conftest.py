@@ -12,7 +12,7 @@ __all__ = ["kubeconfig", "two_releases"]
 
 # Errors and warnings. Programs read stdout, and people redirect it to files.
 MESSAGES = (
-    *("Error:", "error:", "warning:", "caphv:", "caphv bundles:", "caphv validate:", "Not changed:"),
+    *("Error:", "error:", "warning:", "caphv:", "caphv bundles:", "caphv validate:", "Nothing was changed:"),
     *("missing:", "was not saved:", "not saved:", "not seen:", "parked:", "reading ", "Do what", "Not done"),
 )
 

@@ -60,7 +60,7 @@ def test_plain_files_have_no_passphrase(saved: Callable[..., Result]) -> None:
     result = saved("today", "--unencrypted")
     assert result.exit_code == 0, result.output
     assert "passphrase" not in result.output
-    assert "in plain text. Everybody who can read the files gets all Secrets" in result.output
+    assert "in plain text. Anyone who can read the files gets all Secrets" in result.output
 
 
 PAGE = CHECKOUT / "docs" / "tasks" / "backup-and-restore.md"

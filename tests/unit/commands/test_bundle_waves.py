@@ -229,7 +229,7 @@ def test_a_command_does_not_wait_for_another_upgrade(case: Case) -> None:
     case.clock.steps = iter([lambda: case.origin.push({"caphv-upgrade.yaml": other}) and None])
     done = case.upgrade(*OPTIONS, "--wait")
     assert done.exit_code == 1
-    assert "asks for another upgrade now" in done.stderr
+    assert "now requests another upgrade" in done.stderr
 
 
 @pytest.mark.parametrize("former", [None, replace(state(State.COMPLETE, 2), request=Request(("rest",), 60.0))])

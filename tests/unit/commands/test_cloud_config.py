@@ -218,7 +218,7 @@ def test_the_cloud_config_of_another_cluster_is_not_replaced(servers: Servers) -
     result = renew(servers, "--workload-kubeconfig", str(servers.kubeconfig))
 
     assert result.exit_code == 1
-    assert "is of ServiceAccount vms/other, not of" in result.output
+    assert "belongs to ServiceAccount vms/other, not to" in result.output
     secret = servers.workload.find("Secret", "harvester-cloud-config", "kube-system")
     assert secret is not None
     assert secret["data"] == data

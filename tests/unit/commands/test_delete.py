@@ -60,7 +60,10 @@ def test_the_cluster_is_deleted_before_anything_is_forced(server: Server) -> Non
 
 def test_the_list_of_what_may_remain_goes_to_the_named_file(server: Server, tmp_path: Path) -> None:
     result = force("--save", str(tmp_path / "left.yaml"))
-    assert (result.exit_code, f"saved what may remain on Harvester to {tmp_path / 'left.yaml'}" in result.output) == (
+    assert (
+        result.exit_code,
+        f"saved a list of what may remain on Harvester to {tmp_path / 'left.yaml'}" in result.output,
+    ) == (
         0,
         True,
     )

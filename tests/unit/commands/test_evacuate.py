@@ -57,7 +57,7 @@ def value(servers: Servers, name: str = "h0") -> str | None:
     [
         (("h0",), 2, "confirmation needs a terminal"),
         (("h9", "--yes"), 2, "no Harvester has a host h9; hosts: h0, h1"),
-        (("h0", "--force", "--cancel"), 2, "exclude each other"),
+        (("h0", "--force", "--cancel"), 2, "are mutually exclusive"),
     ],
 )
 def test_what_cannot_be_meant_or_is_not_confirmed_changes_nothing(
@@ -84,7 +84,7 @@ def test_it_is_ended(servers: Servers) -> None:
     assert servers.caphv("evacuate", "h0", "HARVESTER", "--cancel", "--yes").exit_code == 0
     assert value(servers) is None
     result = servers.caphv("evacuate", "h0", "HARVESTER", "--cancel", "--yes")
-    assert (result.exit_code, "Nothing to change: host h0 is as wanted" in result.stdout) == (0, True), result.output
+    assert (result.exit_code, "Nothing to change: host h0 is up to date" in result.stdout) == (0, True), result.output
 
 
 def test_a_check_that_failed_stops_it(servers: Servers) -> None:

@@ -225,7 +225,7 @@ def test_a_wrong_source_of_charts_is_wrong_usage() -> None:
 def test_an_address_of_kube_vip_and_an_external_endpoint_exclude_each_other() -> None:
     result = call(*LEAST, "--external-endpoint", "api.example.com", "--kube-vip", "172.16.0.5")
     assert result.exit_code != 0
-    assert "--external-endpoint and --kube-vip exclude each other" in result.output
+    assert "--external-endpoint and --kube-vip are mutually exclusive" in result.output
     result = call(*LEAST, "--lb-ip-pool", "balancers", "--kube-vip", "172.16.0.5")
     assert result.exit_code == 1
     assert "has no effect with ipamType none" in result.output

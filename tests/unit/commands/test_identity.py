@@ -342,5 +342,5 @@ def test_shared_credentials_come_with_their_identity(servers: Servers) -> None:
     assert {obj["spec"]["secretRef"]["namespace"] for obj in yaml.safe_load_all(elsewhere) if "spec" in obj} == {
         "other"
     }
-    assert "exclude each other" in create(servers, *words, "-o", "kubeconfig", exit_code=2).output
+    assert "are mutually exclusive" in create(servers, *words, "-o", "kubeconfig", exit_code=2).output
     assert "must consist of" in create(servers, "--share-with", "Team", exit_code=2).output

@@ -141,7 +141,8 @@ def test_help_of_the_sandbox_and_the_readme_agree_on_its_first_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "default"), [(["packager", "run"], "a temporary folder"), (["bundles", "push"], "below ~/.cache/caphv")]
+    ("command", "default"),
+    [(["packager", "run"], "a temporary directory"), (["bundles", "push"], "below ~/.cache/caphv")],
 )
 def test_help_names_the_folder_that_the_command_clones_into(command: list[str], default: str) -> None:
     assert f"[default: {default}" in " ".join(call(*command, "--help").output.split())

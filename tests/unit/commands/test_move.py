@@ -26,7 +26,7 @@ pytestmark = pytest.mark.unit
 
 AWAY = Unreachable("https://source: no answer")
 REFUSED = Forbidden(403, "Forbidden", "may not do that")
-PAUSED = "The clusters are paused on the source, where nothing was lost. Correct it and run this again."
+PAUSED = "The clusters are paused on the source, where nothing was lost. Correct the cause and run the command again."
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_a_check_that_fails_ends_a_plan_with_status_1(sides: Sides, monkeypatch:
     result = move("--dry-run")
     assert (result.exit_code, "a VM is absent" in result.stdout) == (1, True)
     result = move()
-    assert (result.exit_code, "Not changed: a check failed." in result.stderr) == (1, True)
+    assert (result.exit_code, "Nothing was changed: a check failed." in result.stderr) == (1, True)
     assert "pause" not in sides.steps
 
 

@@ -74,6 +74,16 @@ def test_help_shows_each_default_but_an_empty_one() -> None:
             assert "default" in record[1].lower(), place
 
 
+def test_help_names_the_form_of_each_value() -> None:
+    """A type of click, such as TEXT, teaches less than NAMESPACE, FILE or SECONDS."""
+    for words, option, context in options():
+        if (record := option.get_help_record(context)) is None or option.opts == ["--message"]:
+            continue
+        place = f"caphv {words} {record[0]}"
+        assert not {"TEXT", "INTEGER", "FLOAT"} & set(record[0].split()), place
+        assert "default: " not in record[1].lower().partition("[default: ")[0], place
+
+
 @pytest.mark.parametrize("name", sorted(FLAGS))
 def test_a_flag_takes_no_value(name: str) -> None:
     found = [option for _, option, _ in options(name)]

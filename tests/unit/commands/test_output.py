@@ -98,7 +98,7 @@ def test_an_upgrade_names_clusters_that_were_not_ready_or_left_out() -> None:
         "  not ready  team/a: late; not ready",
         "  left out  team/b: x",
     ]
-    assert lines[3].startswith("  the wave has its former versions; correct the cause")
+    assert lines[3].startswith("  the wave has its former versions again; correct the cause")
     complete = replace(upgrade, state=State.COMPLETE, problems={}, left_out={})
     assert len(UPGRADED["table"](complete).splitlines()) == 1
 
@@ -305,7 +305,7 @@ def test_a_change_that_has_to_wait_is_nothing_to_change_now(capsys: pytest.Captu
     changes.show(Plan(Key("team", "a"), pending=(later,)))
     assert lines(capsys)[0] == "Nothing to change now"
     changes.show(Plan(Key("team", "a")))
-    assert lines(capsys) == ["Nothing to change: the objects of cluster team/a are as wanted"]
+    assert lines(capsys) == ["Nothing to change: the objects of cluster team/a are up to date"]
 
 
 def test_progress_does_not_repeat_itself(capsys: pytest.CaptureFixture[str]) -> None:
@@ -393,10 +393,10 @@ def test_members_without_machine_lead_to_the_command_that_removes_them(capsys: p
 
 
 def test_a_removal_names_members_and_machines(capsys: pytest.CaptureFixture[str]) -> None:
-    nothing = "Nothing to remove: every member of etcd has its machine"
+    nothing = "Nothing to remove: every etcd member has a machine"
     for members, machines, text in (
         ([member("a", "stale")], [], ["remove member a (a1), stale"]),
-        ([], ["cp-1"], ["release Machine cp-1: neither its Node nor a member of etcd exists any more"]),
+        ([], ["cp-1"], ["release Machine cp-1: neither its Node nor its etcd member exists"]),
         ([], [], [nothing]),
     ):
         etcd.show_removal(members, machines)
@@ -446,7 +446,7 @@ def test_wrong_books_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     found = report(LEAKED, available=7, error="its ranges overlap", stray_marks=("10.0.0.9",))
     assert pool_lines(found, capsys)[1:4] == [
         "  ! its ranges overlap",
-        "  ! status.available is 7, by its entries it is 8",
+        "  ! status.available is 7, but its entries give 8",
         "  ! marks of addresses that are not allocated: 10.0.0.9",
     ]
     show_plan([found])

@@ -180,7 +180,7 @@ def test_each_problem_has_a_line_and_one_of_templates_only_one() -> None:
 
 def test_without_clusters_there_is_a_hint_unless_a_file_could_not_be_read() -> None:
     (hint,) = bundles.problems(given(), Batch())
-    assert hint.startswith("there is no such cluster")
+    assert hint.startswith("no such cluster")
     assert list(bundles.problems(given("a.yaml: no"), Batch())) == ["a.yaml: no"]
     assert list(bundles.problems(given(clusters=(object(),)), Batch())) == []
 
@@ -238,8 +238,8 @@ def test_waves_are_numbered_and_their_clusters_counted() -> None:
     [
         (0, 0, ""),
         (3, 0, ", 3 more wait"),
-        (0, 1, "; 1 are not in the repository yet and will begin with the newest"),
-        (3, 1, ", 3 more wait; 1 are not in the repository yet and will begin with the newest"),
+        (0, 1, "; 1 are not in the repository yet and will start with the newest"),
+        (3, 1, ", 3 more wait; 1 are not in the repository yet and will start with the newest"),
     ],
 )
 def test_what_a_wave_leaves_is_counted(waiting: int, unknown: int, more: str) -> None:

@@ -139,7 +139,7 @@ def test_what_objects_reported_before_they_were_parked_or_paused_is_no_failure(
     assert found[1:4] == [
         "  · stopped on request  3h",
         "    → Resume it: x",
-        "    1 object with conditions of the time before: --conditions",
+        "    1 object with older conditions: --conditions",
     ]
     assert f"    Machine cp-1  {machine}  v1.36.2  4h" in found
     assert not [line for line in found if "✗" in line]

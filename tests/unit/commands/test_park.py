@@ -43,7 +43,7 @@ def park(servers: Servers, *, reported: str = "True", message: str = "3 VMs stop
         (("team/shop", "--all-on", "harvester"), "name clusters, or a Harvester with --all-on"),
         (("team/shop",), "confirmation needs a terminal"),
         (("team/shops", "--yes"), "no such cluster on Harvester: team/shops"),
-        (("--all-on", "elsewhere", "--yes"), "no identity of a cluster leads to Harvester elsewhere"),
+        (("--all-on", "elsewhere", "--yes"), "no cluster has an identity for Harvester elsewhere"),
     ],
 )
 def test_what_cannot_be_meant_or_is_not_confirmed_changes_nothing(
@@ -75,7 +75,7 @@ def test_a_check_that_failed_stops_it_unless_it_is_forced(servers: Servers) -> N
     park(servers)
     # The Harvester of these tests shows no host, and cannot be read with the identity.
     result = servers.caphv("resume", "team/shop", "--yes")
-    assert (result.exit_code, "Not changed: a check failed" in result.output) == (1, True), result.output
+    assert (result.exit_code, "Nothing was changed: a check failed" in result.output) == (1, True), result.output
     assert annotations_of(cluster(servers))[PARK_ANNOTATION] == "true"
     result = servers.caphv("resume", "team/shop", "--yes", "--force")
     assert result.exit_code == 0, result.output
@@ -96,7 +96,7 @@ def test_what_remains_for_the_hosts_is_shown_when_all_is_parked(
     monkeypatch.setattr(operation, "clusters_on", lambda *_: [Key("team", "shop")])
     result = servers.caphv("park", "--all-on", "harvester", "--yes")
     assert result.exit_code == 0, result.output
-    assert "run it again with --wait" in result.stdout
+    assert "run this command again with --wait" in result.stdout
     assert "To shut the hosts down" not in result.stdout
     assert "hosts" not in servers.caphv("park", "--all-on", "harvester", "--yes", "-o", "json").stdout, "it is data"
     park(servers)
@@ -113,7 +113,7 @@ def test_a_wait_ends_when_a_cluster_needs_a_user(servers: Servers, monkeypatch: 
     result = servers.caphv("park", "team/shop", "--wait", "--timeout", "60s")
     assert result.exit_code == 1
     assert "grant its ServiceAccount patch" in result.output
-    assert "run this command again" in result.output
+    assert "Run this command again" in result.output
     assert "Timed out" not in result.output
 
 
@@ -126,5 +126,5 @@ def test_a_cluster_in_deletion_keeps_no_other_of_its_harvester(
     servers.put(gone)
     result = servers.caphv("park", "--all-on", "harvester", "--yes")
     assert result.exit_code == 0, result.output
-    assert "team/gone is being deleted, and left out" in result.output
+    assert "skipped team/gone: it is being deleted" in result.output
     assert annotations_of(cluster(servers))[PARK_ANNOTATION] == "true"

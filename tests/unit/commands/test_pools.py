@@ -133,8 +133,8 @@ def test_what_is_not_seen_is_never_called_right(call: Any, errors: dict[str, Api
     assert call("audit", of=[found], hidden=hidden).exit_code == 2
     for more in ("--yes", "--dry-run"):
         result = call("release", more, of=[found], hidden=hidden)
-        assert (result.exit_code, "Nothing to release in what can be read" in result.output) == (2, True)
-        assert "all counts are right" not in result.output
+        assert (result.exit_code, "Nothing to release, but something cannot be read" in result.output) == (2, True)
+        assert "all counts are correct" not in result.output
 
 
 def test_an_identity_of_single_namespaces_hides_no_wrong_count(call: Any) -> None:
@@ -174,7 +174,7 @@ def test_a_harvester_without_clusters_after_the_question_is_named(call: Any) -> 
     first, second = harvester(1, leaking("a")), harvester(2, leaking("b"))
     result = call("release", "--yes", of=[first, second], again=[second])
     assert result.exit_code == 1
-    assert "IPPool a on https://harvester-1:6443: no cluster leads there any more" in result.output
+    assert "IPPool a on https://harvester-1:6443: no cluster uses it any more" in result.output
     assert "IPPool b: released 1 address" in result.output
 
 

@@ -121,15 +121,15 @@ def test_only_a_deep_look_asks_harvester(servers: Servers, command: str) -> None
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("--serve", "--watch"), "--serve and --watch exclude each other"),
-        (("--serve", "-o", "json"), "--output is for a single look"),
-        (("--watch", "-o", "yaml"), "--output is for a single look"),
+        (("--serve", "--watch"), "--serve and --watch are mutually exclusive"),
+        (("--serve", "-o", "json"), "--output cannot be used with --watch or --serve"),
+        (("--watch", "-o", "yaml"), "--output cannot be used with --watch or --serve"),
         (("--serve", "--bind-address", "8642"), "'8642' is not HOST:PORT"),
         (("--serve", "--bind-address", ":8642"), "':8642' is not HOST:PORT"),
         (("--serve", "--bind-address", "host:http"), "'host:http' is not HOST:PORT"),
         (("--serve", "--bind-address", "host:65536"), "'host:65536' is not HOST:PORT"),
         (("--serve", "--token-file", "absent"), "cannot read absent"),
-        (("--serve", "--token-file", "short"), "must have 16 to 128 letters"),
+        (("--serve", "--token-file", "short"), "must contain 16 to 128 letters"),
         (("--serve", "--token-file", "bytes"), "cannot read bytes"),
     ],
 )
@@ -253,7 +253,7 @@ def test_capacity_of_all_namespaces_is_the_default(servers: Servers) -> None:
     assert servers.data("capacity", "-A") == servers.data("capacity")
     assert servers.caphv("capacity", "-n", "empty").exit_code == 2
     result = servers.caphv("capacity", "-A", "-n", "team")
-    assert (result.exit_code, "exclude each other" in result.output) == (2, True)
+    assert (result.exit_code, "are mutually exclusive" in result.output) == (2, True)
 
 
 def test_identities_of_one_harvester_are_one(servers: Servers) -> None:

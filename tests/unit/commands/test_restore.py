@@ -84,7 +84,7 @@ def test_objects_of_new_namespaces_cannot_be_tried(servers: Servers) -> None:
     servers.management.errors["dry-run create Machine"] = Invalid(422, "Invalid", "no such field")
     result = restore(servers, "--dry-run")
     assert result.exit_code == 0, result.output
-    assert "creates namespace team" in result.output
+    assert "creates new namespaces: team" in result.output
 
 
 def test_nothing_is_created_without_a_confirmation(servers: Servers) -> None:
@@ -196,7 +196,7 @@ def test_what_cannot_be_created_is_named_and_can_be_repeated(servers: Servers) -
     servers.management.errors["create RKE2ControlPlane"] = Forbidden(403, "Forbidden", "cannot create")
     result = restore(servers, "--yes", "--old-management-cluster-stopped")
     assert (result.exit_code, "shop-cp: cannot create" in result.stderr) == (1, True), result.output
-    assert "1 object could not be created. Correct this and run the command again" in result.stderr
+    assert "1 object could not be created. Correct the cause and run the command again" in result.stderr
     servers.management.errors.clear()
     again = restore(servers, "--yes", "--old-management-cluster-stopped")
     assert again.exit_code == 0, again.output
@@ -236,7 +236,7 @@ def test_what_is_no_backup_or_has_another_form_is_refused(servers: Servers) -> N
     for words, problem in (
         (("empty", "--unencrypted"), ""),
         (("saved", "--passphrase-file", "passphrase"), ""),
-        (("saved", "--unencrypted", "--passphrase-file", "passphrase"), "exclude each other"),
+        (("saved", "--unencrypted", "--passphrase-file", "passphrase"), "are mutually exclusive"),
         (("saved",), ""),
     ):
         result = servers.caphv("restore", *words)
@@ -263,7 +263,7 @@ def test_a_dry_run_writes_nothing_and_needs_no_passphrase(full: Servers) -> None
 def test_what_may_not_be_read_makes_a_backup_incomplete(full: Servers) -> None:
     full.management.errors["list MachineHealthCheck"] = Forbidden(403, "Forbidden", "cannot list")
     result = full.caphv("backup", "-A", "other", "--unencrypted")
-    assert (result.exit_code, "The backup is not complete" in result.stderr) == (1, True)
+    assert (result.exit_code, "The backup is incomplete" in result.stderr) == (1, True)
     assert Path("other", "index.json").exists()
     shown = full.caphv("restore", "other", "--unencrypted", "--dry-run")
     assert "was not saved: " in shown.stderr

@@ -60,7 +60,7 @@ def test_a_lost_answer_to_the_write_is_completed_by_the_next_call(server: Server
     server.patch = patch  # type: ignore[method-assign]
     result = rotate()
     assert result.exit_code == 0, result.output
-    assert "completes a rotation that was interrupted" in result.output
+    assert "completes an interrupted rotation" in result.output
     assert server.deleted == ["caphv-token"]
 
 
@@ -93,7 +93,7 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be(server: Server) -> Non
     assert (plan["issues"], plan["seconds"], plan["deletes"], plan["kept"]) == (True, 0, "caphv-token", "")
     text = rotate("--dry-run").stdout
     assert "used by 1 cluster: team-a/shop" in text
-    assert "issues a new token, which lasts as long as its Secret there, and tests it" in text
+    assert "issues a new token, valid as long as its Secret on Harvester exists, and tests it" in text
     assert "deletes the former token, Secret caphv-token" in text
     assert (server.identity["data"]["kubeconfig"], server.deleted) == (before, [])
 
@@ -188,7 +188,7 @@ def test_the_former_token_stays_valid_on_request(server: Server) -> None:
 
 def test_a_token_that_another_identity_has_stays_valid(server: Server) -> None:
     server.others = {"second": identity()}
-    assert planned()["kept"] == "Secret team-a/second has the same token: rotate it, too"
+    assert planned()["kept"] == "Secret team-a/second has the same token: rotate it as well"
     assert (rotate().exit_code, server.deleted) == (0, [])
 
 
@@ -207,7 +207,7 @@ def test_an_identity_with_another_token_is_no_reason_to_keep_it(server: Server) 
 @pytest.mark.parametrize(
     ("claims", "options", "seconds", "text"),
     [
-        ({}, (), 0, "which lasts as long as its Secret there"),
+        ({}, (), 0, "valid as long as its Secret on Harvester exists"),
         ({}, ("--expires-in", "90"), 90 * 86400, "valid for 90 days"),
         ({"iat": 0, "exp": 3600}, (), 3600, "valid for 3600 seconds"),
         ({"iat": 0, "exp": 86400}, (), 86400, "valid for 1 day"),

@@ -43,13 +43,13 @@ def replicas(servers: Servers, kind: str = "MachineDeployment", name: str = "sho
     ("options", "problem"),
     [
         ((), "nothing to do"),
-        (("--workers", "many"), "'many': write POOL=N with N from 0 to 1000"),
-        (("--workers", "shop-md-0=1001"), "write POOL=N"),
-        (("--workers", "shop-md-0=-1"), "write POOL=N"),
-        (("--workers", "shop-md-0=²"), "write POOL=N"),
-        (("--workers", "shop-md-0="), "write POOL=N"),
-        (("--workers", "a=1", "--workers", "a=2"), "pool a is there twice"),
-        (("--workers", "1", "--workers", "2"), "pool without a name is there twice"),
+        (("--workers", "many"), "'many' is not [POOL=]REPLICAS with 0 to 1000 replicas"),
+        (("--workers", "shop-md-0=1001"), "is not [POOL=]REPLICAS"),
+        (("--workers", "shop-md-0=-1"), "is not [POOL=]REPLICAS"),
+        (("--workers", "shop-md-0=²"), "is not [POOL=]REPLICAS"),
+        (("--workers", "shop-md-0="), "is not [POOL=]REPLICAS"),
+        (("--workers", "a=1", "--workers", "a=2"), "pool a is given twice"),
+        (("--workers", "1", "--workers", "2"), "pool without a name is given twice"),
         (("--workers", "shop-md-1=3"), "did you mean shop-md-0?"),
         (("--workers", "3"), "confirmation needs a terminal"),
     ],
@@ -100,14 +100,14 @@ def test_a_number_that_it_has_is_nothing_to_do(servers: Servers) -> None:
     assert (data["applied"], data["changes"]) == (False, [])
     result = servers.caphv("scale", "team/shop", "--workers", "2")
     assert (result.exit_code, servers.management.requests) == (0, [])
-    assert "Nothing to change: the objects of cluster team/shop are as wanted" in result.output
+    assert "Nothing to change: the objects of cluster team/shop are up to date" in result.output
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_a_failed_check_forbids_the_change_unless_it_is_forced(servers: Servers, output: str) -> None:
     words = ("scale", "team/shop", "--control-plane", "2", "--yes", "-o", output)
     result = servers.caphv(*words)
-    assert (result.exit_code, "Not changed: a check failed" in result.stderr) == (1, True)
+    assert (result.exit_code, "Nothing was changed: a check failed" in result.stderr) == (1, True)
     assert servers.management.requests == []
     if output == "json":
         assert json.loads(result.stdout)["applied"] is False
@@ -120,13 +120,16 @@ def test_a_failed_check_is_no_failure_where_nothing_changes(servers: Servers) ->
     builder.control_plane["spec"]["replicas"] = 2
     servers.put(builder)
     result = servers.caphv("scale", "team/shop", "--control-plane", "2")
-    assert (result.exit_code, "Not changed" in result.output) == (0, False)
+    assert (result.exit_code, "Nothing was changed" in result.output) == (0, False)
 
 
 def test_an_object_that_changes_all_the_time_is_left_alone(servers: Servers) -> None:
     servers.management.errors["patch MachineDeployment"] = Conflict(409, "Conflict", "modified")
     result = servers.caphv("scale", "team/shop", "--workers", "5", "--yes")
-    assert (result.exit_code, "cluster team/shop was changed meanwhile, try again" in result.output) == (1, True)
+    assert (result.exit_code, "cluster team/shop was modified meanwhile; run the command again" in result.output) == (
+        1,
+        True,
+    )
     assert replicas(servers) == 2
 
 
@@ -179,7 +182,7 @@ def test_an_interrupted_wait_says_that_the_change_continues(servers: Servers, mo
     monkeypatch.setattr(scale, "until_done", interrupted)
     result = servers.caphv("scale", "team/shop", "--workers", "3", "--yes", "--wait")
     assert result.exit_code == 130
-    assert "The change continues without this command: caphv status team/shop --watch" in result.stderr
+    assert "The change continues without this command. Follow it: caphv status team/shop --watch" in result.stderr
     assert replicas(servers) == 3
 
 

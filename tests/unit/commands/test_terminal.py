@@ -238,7 +238,7 @@ def test_a_conflict_stays_in_the_line_of_its_error(monkeypatch: pytest.MonkeyPat
     )
     with pytest.raises(click.ClickException) as caught:
         apply_plan(ChangePlan(Key("team", "shop"), (PATCH,), ()), ManagementOptions())
-    assert (caught.value.exit_code, "was changed meanwhile" in caught.value.format_message()) == (1, True)
+    assert (caught.value.exit_code, "was modified meanwhile" in caught.value.format_message()) == (1, True)
     assert caught.value.format_message().isprintable()
 
 

@@ -64,7 +64,7 @@ def test_with_a_topology_only_the_cluster_is_patched(servers: Servers) -> None:
     result = upgrade(servers, "--yes")
     assert result.exit_code == 0, result.output
     assert servers.management.requests == ["patch Cluster shop"]
-    assert "run this again with --wait to follow it" in result.stdout
+    assert "to follow it, run this command again with --wait" in result.stdout
     obj = servers.management.find("Cluster", "shop", "team")
     assert obj is not None
     assert obj["spec"]["topology"]["version"] == NEXT
@@ -72,7 +72,7 @@ def test_with_a_topology_only_the_cluster_is_patched(servers: Servers) -> None:
 
 def test_without_a_topology_the_workers_follow_later(servers: Servers) -> None:
     result = upgrade(servers, "--yes")
-    assert (result.exit_code, "1 MachineDeployment follows" in result.stderr) == (3, True)
+    assert (result.exit_code, "1 MachineDeployment is upgraded" in result.stderr) == (3, True)
     assert "Upgrading" not in result.output
     assert servers.management.requests == ["patch RKE2ControlPlane shop"]
 
@@ -82,7 +82,7 @@ def test_pools_of_workers_that_follow_are_counted(servers: Servers) -> None:
     deployment["metadata"] |= {"name": "shop-md-1", "uid": "uid-shop-md-1"}
     servers.management.put({"apiVersion": "cluster.x-k8s.io/v1beta2", **deployment})
     result = upgrade(servers, "--yes")
-    assert (result.exit_code, "2 MachineDeployments follow once" in result.stderr) == (3, True), result.output
+    assert (result.exit_code, "2 MachineDeployments are upgraded after" in result.stderr) == (3, True), result.output
 
 
 def test_data_comes_without_the_hint_for_people(servers: Servers) -> None:
@@ -169,7 +169,7 @@ def test_an_interrupt_says_what_continues_without_the_command(
     result = upgrade(servers, "--yes", "--wait")
     assert result.exit_code == 130
     assert "Interrupted. The rollout continues without this command" in result.stderr
-    assert ("MachineDeployments follow only when you run this command again" in result.stderr) is again
+    assert ("MachineDeployments are upgraded only when you run this command again" in result.stderr) is again
 
 
 def test_a_conflict_while_it_waits_is_no_end(servers: Servers) -> None:
@@ -188,5 +188,5 @@ def test_waiting_too_long_names_what_is_in_the_way(servers: Servers) -> None:
     follows(servers, builder, builder)
     result = upgrade(servers, "--yes", "--wait", "--timeout", "1s")
     assert (result.exit_code, "Timed out" in result.stderr) == (1, True)
-    assert "nothing is lost.\nCorrect what is named above" in result.stderr
+    assert "nothing is lost.\nSolve the problems above" in result.stderr
     assert result.output.count("no pool has a free address") == 2, "while it waits, and at its end"

@@ -82,7 +82,7 @@ def test_a_paused_cluster_says_first_that_no_controller_acts() -> None:
     builder.cluster["spec"]["paused"] = True
     first, *machines = waits(builder)
     assert (first.object, first.since, first.stuck) == ("Cluster/shop", ago(minutes=2), True)
-    assert first.reason == "the end of its pause, until which no controller acts"
+    assert first.reason == "the end of its pause: no controller acts until then"
     assert first.next_step == f"Resume it: {RESUME}"
     assert [(wait.object, wait.stuck) for wait in machines] == [("Machine/cp-1", False), ("Machine/worker-1", False)]
 
@@ -207,7 +207,7 @@ def test_what_is_left_without_a_cluster_is_found_and_explained() -> None:
     explained = {each.object: each for each in pending_remains(left, NOW)}
     assert explained["HarvesterMachine/worker-1"].since
     assert explained["Machine/cp-1"].next_step == "kubectl delete machine cp-1 -n team"
-    assert "nothing else asks for it" in explained["HarvesterCluster/shop-x"].reason
+    assert "nothing else requests it" in explained["HarvesterCluster/shop-x"].reason
     assert "Machine/worker-1" not in explained
 
 

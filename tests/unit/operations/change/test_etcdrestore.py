@@ -79,7 +79,7 @@ def test_a_machine_that_is_deleted_or_has_no_address_is_not_chosen() -> None:
     _, cluster = parts_of(builder)
     restore, _ = choose(cluster, NAME, "", copies())
     assert restore.machine == "cp-3"
-    with pytest.raises(ChangeError, match="cp-1 is no control plane machine"):
+    with pytest.raises(ChangeError, match="cp-1 is not a control plane machine"):
         choose(cluster, NAME, "cp-1", copies())
 
 
@@ -96,9 +96,9 @@ def test_without_the_workload_cluster_the_user_names_the_machine() -> None:
     [
         ("/backup/db", "", copies(), "name the machine to restore on with --on: cp-1, cp-2, cp-3"),
         (NAME, "", None, "with --on"),
-        (NAME, "worker-1", copies(), "worker-1 is no control plane machine"),
+        (NAME, "worker-1", copies(), "worker-1 is not a control plane machine"),
         ("other", "", copies(), "no snapshot other; there are etcd-snapshot-cp-2-12"),
-        (NAME, "cp-1", copies(s3=False), "on Node cp-2 only: leave --on away"),
+        (NAME, "cp-1", copies(s3=False), "on Node cp-2 only: leave out --on"),
     ],
 )
 def test_what_cannot_be_restored_is_refused(
@@ -145,7 +145,7 @@ def test_the_cluster_records_the_restore_and_only_its_own_pause_ends() -> None:
 )
 def test_an_unreadable_record_is_refused(text: str) -> None:
     assert restore_of({"metadata": {}}) is None
-    with pytest.raises(ChangeError, match="is no record of a restore"):
+    with pytest.raises(ChangeError, match="is not the record of a restore"):
         restore_of({"metadata": {"annotations": {ETCD_RESTORE_ANNOTATION: text}}})
 
 

@@ -145,7 +145,7 @@ def test_servers_of_k3s_join_at_its_port() -> None:
 
     assert distribution("KThreesControlPlane", None).join_port == 6443
     assert distribution("KThreesControlPlane", k3s("7443")).join_port == 7443
-    with pytest.raises(ChangeError, match="is no port"):
+    with pytest.raises(ChangeError, match="is not a port"):
         distribution("KThreesControlPlane", k3s("1; reboot"))
 
 

@@ -58,7 +58,7 @@ def test_the_annotation_is_the_only_change() -> None:
     assert patch.body == {"metadata": {"annotations": {names.PARK_ANNOTATION: None}}}
     assert [(change.before, change.after) for change in patch.changes] == [("true", "(removed)")]
     assert [(check.id, check.result) for check in plan.checks] == [("hosts", Result.OK)]
-    assert "1 host of it" in plan.checks[0].message
+    assert "1 host is ready" in plan.checks[0].message
 
 
 def test_an_annotation_that_keeps_a_cluster_from_its_schedule_is_removed() -> None:
@@ -241,7 +241,7 @@ def test_a_harvester_has_several_names(name: str) -> None:
     ]
     assert clusters_on(Builder().objects(), accounts, name) == [Key("team", "shop")]
     assert clusters_on(Builder().objects(), accounts, "10.0.0.2") == []
-    with pytest.raises(ChangeError, match=r"10\.0\.0\.9; they lead to https://10\.0\.0\.1:6443"):
+    with pytest.raises(ChangeError, match=r"10\.0\.0\.9; identities exist for https://10\.0\.0\.1:6443"):
         clusters_on(Builder().objects(), accounts, "10.0.0.9")
 
 
@@ -272,7 +272,7 @@ def test_clusters_on_a_harvester_come_by_name_and_only_with_its_identities() -> 
     accounts = [account("identity", "https://a:6443"), account("second", "https://a:6443")]
     accounts.append(account("elsewhere", "https://b:6443"))
     assert clusters_on(objects, accounts, "a") == [Key("team", "blog"), Key("team", "shop")]
-    with pytest.raises(ChangeError, match="they lead to https://a:6443, https://b:6443"):
+    with pytest.raises(ChangeError, match="identities exist for https://a:6443, https://b:6443"):
         clusters_on(objects, accounts, "c")
     with pytest.raises(ChangeError, match=r"Harvester c$"):
         clusters_on(objects, [], "c")

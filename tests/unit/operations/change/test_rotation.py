@@ -57,7 +57,7 @@ async def rotate(server: Server) -> str:
     [
         ("create", SECRETS, FORBIDDEN, f"{FORMER}: Harvester: may not do that; an administrator can"),
         ("get", NAMESPACES, SILENT, f"{FORMER}: Harvester: https://server: no answer"),
-        ("get", NAMESPACES, Unauthorized(401, "", "expired"), f"{FORMER}: the token is not valid any more: expired"),
+        ("get", NAMESPACES, Unauthorized(401, "", "expired"), f"{FORMER}: the token is no longer valid: expired"),
         ("write", SECRETS, FORBIDDEN, f"{FORMER}: Secret team-a/identity cannot be written on the management cluster"),
         ("write", SECRETS, Conflict(409, "Conflict", "changed"), f"{FORMER}: Secret team-a/identity was changed"),
         ("write", SECRETS, SILENT, "the Secret has the new token or the former one; both are valid"),
@@ -74,7 +74,7 @@ async def test_each_stage_says_which_token_is_in_use(
     server.fail = failing(verb, resource, error)
     message = await rotate(server)
     assert expected in message
-    assert "administrator" not in message or "Harvester: " in message or "not valid any more" in message
+    assert "administrator" not in message or "Harvester: " in message or "no longer valid" in message
 
 
 async def test_a_token_that_the_provider_renews_is_not_rotated(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
