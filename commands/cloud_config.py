@@ -250,7 +250,7 @@ def _report(
     if options.output not in ("json", "yaml"):
         return False
 
-    data: dict[str, Any] = {
+    item: dict[str, Any] = {
         "account": str(account.key),
         "changes": changes,
         "applied": applied or bool(content),
@@ -258,12 +258,12 @@ def _report(
     if content:
         access = parse_kubeconfig(content)
         ends = access.expires()
-        data |= {"server": access.server, "expires": ends.isoformat() if ends else None}
+        item |= {"server": access.server, "expires": ends.isoformat() if ends else None}
         if not (isinstance(options, TokenOptions) and options.workload_kubeconfig):
-            data["kubeconfig"] = content
+            item["kubeconfig"] = content
 
     file = options.file if isinstance(options, TokenOptions) else None
-    _output_text(data_text(data, options.output), file)
+    _output_text(data_text(options.output, items=[item]), file)
     return True
 
 

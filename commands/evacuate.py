@@ -217,20 +217,18 @@ def _show(prepared: _Prepared, options: EvacuateOptions) -> None:
 
 def _report(prepared: _Prepared, options: EvacuateOptions, *, applied: bool) -> None:
     """Write the plan as data, unless the output is text."""
-    from operations.status.model import as_json
-
     if options.is_text:
         return
     plan = prepared.plan
-    content = {
+    item = {
         "host": plan.cluster.name,
         "harvester": prepared.server,
-        "changes": as_json(plan.changes),
-        "checks": as_json(plan.checks),
-        "machines": as_json(prepared.machines),
+        "changes": plan.changes,
+        "checks": plan.checks,
+        "machines": prepared.machines,
         "applied": applied,
     }
-    print_data(content, options.output)
+    print_data(options.output, items=[item])
 
 
 def _wait(prepared: _Prepared, options: EvacuateOptions) -> None:

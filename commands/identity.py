@@ -88,7 +88,7 @@ def list_identities(*, output: str, scope: ScopeOptions) -> None:
             where = f"in namespace {chosen.namespace}; all namespaces: -A"
             echo(f"No identities {where if chosen.namespace else 'here'}", err=True)
     else:
-        print_data(identities, output)
+        print_data(output, items=identities)
     sys.exit(1 if any(identity.wrong for identity in identities) else 0)
 
 

@@ -11,7 +11,7 @@ import click
 
 from caphv.api import remedies
 from caphv.api.object import Key
-from commands.access.changes import apply_plan, confirm, until_done
+from commands.access.changes import apply_plan, confirm, plan_item, until_done
 from commands.access.management import management_client, run
 from commands.errors import InputError
 from commands.options.changes import ChangeOptions, WaitOptions, change_options, wait_options
@@ -222,20 +222,10 @@ def _show(plans: Sequence[Plan], options: ParkOptions) -> None:
 
 def _report(plans: Sequence[Plan], options: ParkOptions, *, applied: bool) -> None:
     """Write the plans as data, unless the output is text."""
-    from operations.status.model import as_json
-
     if options.is_text:
         return
-    items = [
-        {
-            "cluster": str(plan.cluster),
-            "changes": as_json(plan.changes),
-            "checks": as_json(plan.checks),
-            "applied": applied and bool(plan.changes),
-        }
-        for plan in plans
-    ]
-    print_data({"clusters": items}, options.output)
+    items = [plan_item(plan, applied=applied and bool(plan.changes)) for plan in plans]
+    print_data(options.output, items=items)
 
 
 def _wait(chosen: Selection, options: ParkOptions, *, park: bool) -> None:

@@ -95,7 +95,7 @@ def audit(names: tuple[str, ...], *, wrong: bool, output: str, options: Harveste
     if output == "text":
         out.show(console(), result.reports, only_wrong=wrong)
     else:
-        print_data(result.reports, output)
+        print_data(output, items=result.reports, unseen=list(map(str, result.unseen)))
     out.show_unseen(result.unseen)
 
     # What is wrong weighs more than what could not be read.

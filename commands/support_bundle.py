@@ -20,6 +20,7 @@ from commands.options.management import (
     selection,
 )
 from commands.options.outputfile import FileOptions, OutputFile, file_options, write_private
+from commands.output.data import document, fields_of
 from commands.output.progress import Step, patient_progress
 
 
@@ -92,8 +93,10 @@ async def _collect(
         # Logs are plain text, which the API client cannot read.
         connection = await own_configuration(scope.kubeconfig, scope.context)
         return {
-            "overview.json": bundle.json_file(answer.overview),
-            "doctor.json": bundle.json_file(tuple(checks)),
+            "overview.json": bundle.json_file(
+                document(**fields_of(answer.overview, items="clusters"))
+            ),
+            "doctor.json": bundle.json_file(document(items=checks)),
             "events.txt": await bundle.read_events(
                 client, {provider_namespace, *(key.namespace for key in keys)}
             ),

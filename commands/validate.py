@@ -59,6 +59,7 @@ Exit status: 0 valid, 1 invalid, 2 a file could not be read, or wrong usage.
 @output_option(
     "text",
     "json",
+    "yaml",
     "sarif",
     "github",
     help_text=(

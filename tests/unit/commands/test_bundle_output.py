@@ -48,16 +48,15 @@ def test_checks_are_counted_by_weight() -> None:
 
 def test_only_errors_make_checks_fail() -> None:
     content = json.loads(CHECKED["json"](FOUND))
-    assert (content["ok"], [each["name"] for each in content["clusters"]]) == (False, ["team/a", "team/b"])
-    assert [chart["rendered"] for chart in content["clusters"][0]["charts"]] == [True, False]
-    assert content["clusters"][0]["findings"][0] == {
+    assert [(item["name"], item["wrong"]) for item in content["items"]] == [("team/a", True), ("team/b", False)]
+    assert [chart["rendered"] for chart in content["items"][0]["charts"]] == [True, False]
+    assert content["items"][0]["findings"][0] == {
         "file": "ccm/values.yaml:3",
         "field": "replicas",
         "rule": "values",
         "advice": False,
         "message": str(ERROR.finding),
     }
-    assert json.loads(CHECKED["json"](FOUND[1:]))["ok"] is True
     assert yaml.safe_load(CHECKED["yaml"](FOUND)) == content
 
 
@@ -72,7 +71,7 @@ def test_images_are_listed_once_and_charts_with_their_address() -> None:
     assert IMAGES["charts"](IMAGES_FOUND) == (f"{REPO} ccm 0.2.4\noci://registry.example.com/charts/csi csi 0.1.0\n")
     content = json.loads(IMAGES["json"](IMAGES_FOUND))
     assert content["images"] == ["registry/a:1", "registry/b:1"]
-    assert [(chart["source"], chart["images"]) for chart in content["charts"]] == [
+    assert [(chart["source"], chart["images"]) for chart in content["items"]] == [
         ("rendered", ["registry/a:1", "registry/b:1"]),
         ("", ["registry/a:1"]),
     ]
@@ -104,8 +103,8 @@ def test_a_trace_names_the_stage_at_which_it_stopped() -> None:
     assert [line.split()[0] for line in lines[3:6]] == ["ok", "stopped", "unknown"]
     assert lines[6] == "  It stopped at: Bundle."
     content = json.loads(TRACED["json"](Key("team", "a"), SETTING, [STOPPED]))
-    assert (content["setting"]["detail"], content["bundles"][0]["stopped"]) == ("mtu 1400", "Bundle")
-    assert [stage["ok"] for stage in content["bundles"][0]["stages"]] == [True, False, None]
+    assert (content["setting"]["detail"], content["items"][0]["stopped"]) == ("mtu 1400", "Bundle")
+    assert [stage["ok"] for stage in content["items"][0]["stages"]] == [True, False, None]
 
 
 def test_a_trace_that_arrived_or_has_no_bundle_stops_nowhere() -> None:
@@ -114,7 +113,7 @@ def test_a_trace_that_arrived_or_has_no_bundle_stops_nowhere() -> None:
     assert "stopped" not in text
     content = json.loads(TRACED["json"](Key("team", "a"), None, [arrived]))
     assert "setting" not in content
-    assert "stopped" not in content["bundles"][0]
+    assert "stopped" not in content["items"][0]
     assert click.unstyle(TRACED["table"](Key("team", "a"), None, [])).splitlines() == [
         "cluster team/a",
         "no bundle is rendered for it",

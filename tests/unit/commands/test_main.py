@@ -254,7 +254,7 @@ def test_status_of_a_broken_sandbox_names_the_missing_part(tmp_path: Path, outpu
     assert result.exit_code == 1
     assert "127.10.0.0/16" in result.output
     if output == "yaml":
-        assert yaml.safe_load(result.output)["processes"][0]["running"] is False
+        assert yaml.safe_load(result.output)["items"][0]["running"] is False
     else:
         assert "not running" in result.output
 

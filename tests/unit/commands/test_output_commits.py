@@ -83,15 +83,15 @@ def test_data_of_a_push_has_the_same() -> None:
         "commit": "0123456789abcdef",
         "branch": "main",
         "mergeRequest": {"address": "https://git.example.com/1", "open": True},
-        "added": ["clusters/team/a"],
-        "changed": ["clusters/team/b"],
-        "removed": ["clusters/team/c"],
-        "left": [
-            {"what": "clusters/team/d", "why": "exceeds the budget"},
-            {"what": "clusters/team/e", "why": "is a file"},
-        ],
-        "foreign": ["clusters/team/f/y"],
         "files": {"written": ["clusters/team/a/x", "clusters/team/b/x"], "removed": ["clusters/team/c/x"]},
+        "items": [
+            {"name": "clusters/team/a", "change": "added", "wrong": False},
+            {"name": "clusters/team/b", "change": "changed", "wrong": False},
+            {"name": "clusters/team/c", "change": "removed", "wrong": False},
+            {"name": "clusters/team/d", "change": "left", "wrong": True, "why": "exceeds the budget"},
+            {"name": "clusters/team/e", "change": "left", "wrong": True, "why": "is a file"},
+            {"name": "clusters/team/f/y", "change": "foreign", "wrong": True, "why": FOREIGN_FILE},
+        ],
     }
     assert "mergeRequest" not in json.loads(bundles.PUSHED["json"](NOTHING))
 
@@ -135,8 +135,12 @@ def test_a_verification_names_only_what_is_wrong() -> None:
         "1 differs, 1 invalid, 1 matches, 1 suspended",
     ]
     assert bundles.VERIFIED["table"]([DIFFS[0], DIFFS[2]]) == "1 matches, 1 suspended\n"
-    assert json.loads(bundles.VERIFIED["json"](DIFFS))["verified"] is False
-    assert json.loads(bundles.VERIFIED["json"](DIFFS[:1]))["verified"] is True
+    assert [item["wrong"] for item in json.loads(bundles.VERIFIED["json"](DIFFS))["items"]] == [
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_clusters_of_several_namespaces_are_read_together(servers: Servers) -> N
         obj["metadata"]["namespace"] = "second"
     servers.put(other)
     found = json.loads(servers.caphv("status", "team/shop", "second/other", "--no-deep", "-o", "json").stdout)
-    assert {(cluster["namespace"], cluster["name"]) for cluster in found["clusters"]} == {
+    assert {(cluster["namespace"], cluster["name"]) for cluster in found["items"]} == {
         ("team", "shop"),
         ("second", "other"),
     }
