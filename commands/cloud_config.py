@@ -73,7 +73,8 @@ def create(options: TokenOptions) -> None:
     cloud config.
 
     Does what generate_addon.sh of the cloud provider does. Run again, it prints the same cloud
-    config. The output contains a token: treat it like a password.
+    config. The output contains a token: treat it like a password. It is cloud-init user data for
+    VMs, the kubeconfig alone, the Secret for a running cluster, or data about all of it.
     """
     account = run(read_account(options))
     changes = _plan_creations(account, options)

@@ -157,22 +157,18 @@ read, or wrong usage.
 @click.option(
     "--overwrite", is_flag=True, help="Let --to replace files that exist and are different."
 )
-@output_option(
-    "yaml",
-    "json",
-    "definition",
-    help_text="Objects, or the ClusterDefinition that they are generated from.",
-)
+@output_option("yaml", "json", "definition")
 @fill(flags=ClusterFlags, options=GenerateOptions)
 def generate(flags: object, options: GenerateOptions) -> None:
     """Generate all objects of a cluster: from flags, from answers, or from a ClusterDefinition.
 
-    Objects are printed, unless they are written with --to or applied with --apply. With
-    --harvester-kubeconfig or --check-kubeconfig it is checked that Harvester has the image, key
-    pair, networks, storage classes and IPPools, and that addresses and quota suffice. All errors
-    are reported at once. The Secret with Harvester's kubeconfig is printed and applied only where
-    --harvester-kubeconfig names it, and never written by --to: that is for repositories. A Secret
-    that exists keeps its kubeconfig without --replace-identity.
+    Objects are printed, or the ClusterDefinition that they are generated from, unless they are
+    written with --to or applied with --apply. With --harvester-kubeconfig or --check-kubeconfig it
+    is checked that Harvester has the image, key pair, networks, storage classes and IPPools, and
+    that addresses and quota suffice. All errors are reported at once. The Secret with Harvester's
+    kubeconfig is printed and applied only where --harvester-kubeconfig names it, and never written
+    by --to: that is for repositories. A Secret that exists keeps its kubeconfig without
+    --replace-identity.
     """
     values = flag_values(flags)
     interview: Interview | None = None

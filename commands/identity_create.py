@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from caphv.api.identities import ALL_NAMESPACES
 from commands.errors import CommandError
+from commands.options.formats import output_option
 from commands.options.groups import fill
 from commands.options.outputfile import FileOptions, file_options, write_private
 from commands.output.echo import echo
@@ -156,13 +157,7 @@ kubeconfig --file team-a.yaml
         "namespace may use; may be repeated, * for all."
     ),
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["secret", "kubeconfig"]),
-    default="secret",
-    help="Output format.",
-)
+@output_option("secret", "kubeconfig")
 @file_options("File to write, with mode 0600; default: standard output.")
 @click.option(
     "--expires-in",

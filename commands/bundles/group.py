@@ -34,7 +34,7 @@ from commands.errors import InputError
 from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import helm_secret_options
 from commands.options.clusters import cluster_options
-from commands.options.formats import output_option
+from commands.options.formats import DATA_FORMATS, output_option
 from commands.options.groups import fill
 from commands.options.repository import (
     RepositoryOptions,
@@ -270,7 +270,7 @@ def _gitrepos(options: PrintOptions, given: SelectedClusters) -> tuple[str, Batc
     epilog=f"""\b
 Examples:
   caphv bundles diff clusters/ --repo https://git.example.com/fleet.git
-  caphv bundles diff --folder fleet/ -o table                   which clusters, and how many lines
+  caphv bundles diff --folder fleet/ -o text                    which clusters, and how many lines
   caphv bundles diff cluster.yaml --folder fleet/               of one cluster
   caphv bundles diff clusters/ --prune --folder fleet/          with the removals of `push --prune`
 
@@ -282,7 +282,7 @@ Examples:
 @PRUNE
 # The flag remains for old scripts; what it requested is now the default.
 @click.option("--partial", is_flag=True, hidden=True)
-@output_option("diff", "table", "json", "yaml")
+@output_option("diff", *DATA_FORMATS)
 @fill(options=DiffOptions)
 def diff(options: DiffOptions, *, partial: bool) -> None:
     """Show what a push would change, as a unified diff or as a summary."""
@@ -308,7 +308,7 @@ management cluster
 @render_options
 @repository_options
 @PARTIAL
-@output_option("table", "json", "yaml")
+@output_option()
 @fill(options=VerifyOptions)
 def verify(options: VerifyOptions) -> None:
     """Check that a repository holds the bundles of its clusters, and list all differences."""
@@ -336,7 +336,7 @@ Examples:
 @commit_options
 @PRUNE
 @prune_option
-@output_option("table", "json", "yaml")
+@output_option()
 @fill(options=PushOptions)
 def push(options: PushOptions) -> None:
     """Commit the bundles of all given clusters in one commit, or none if the repository is up to
@@ -374,7 +374,7 @@ Examples:
 {_EXIT_STATUS}""",
 )
 @repository_options
-@output_option("table", "json", "yaml")
+@output_option()
 @fill(options=RepositoryOptions)
 def list_(*, output: str, options: RepositoryOptions) -> None:
     """List the clusters of a repository: pinned versions, newer ones, and the hash of their

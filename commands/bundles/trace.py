@@ -72,7 +72,7 @@ input, or wrong usage.
 @click.option("--context", default="", help="Context in the kubeconfig.")
 @render_options
 @repository_options
-@output_option("table", "json", "yaml")
+@output_option()
 @fill(options=TraceOptions)
 def trace(options: TraceOptions) -> None:
     """Follow a setting of a cluster's add-ons: definition, commit, GitRepo, Bundle,

@@ -107,7 +107,7 @@ stopped, left clusters out or timed out, 2 unreadable input, or wrong usage.
     "--dry-run", is_flag=True, help="Show the differences, or the waves, without committing."
 )
 @prune_option
-@output_option("table", "json", "yaml")
+@output_option()
 @fill(options=waves.UpgradeOptions)
 def upgrade(options: waves.UpgradeOptions) -> None:
     """Change the pinned versions of charts and templates: by --selector, by --count, in --waves,
@@ -165,7 +165,7 @@ def _upgrade(
     if options.dry_run:
         planned = Planner(bundler).plan(snapshot, state)
         plan = planned.plan
-        form = "diff" if options.output == "table" else options.output
+        form = "diff" if options.output == "text" else options.output
         text = out.DIFFERENCES[form](diff_clusters(planned.batch, plan, snapshot))
     else:
         reason = Reason(options.message or f"Upgrade to release {target.release} of the bundles.")

@@ -43,7 +43,7 @@ wrong usage, or no helm.
 @repository_options
 @charts_options
 @commit_options
-@output_option("table", "json", "yaml")
+@output_option()
 @fill(options=CheckOptions)
 def vendor(options: CheckOptions) -> None:
     """Commit the charts that Fleet installs in the given clusters, once for all clusters, with

@@ -77,10 +77,6 @@ def output_options(command: _Command) -> _Command:
             "secret",
             "json",
             "yaml",
-            help_text=(
-                "User data for VMs, the kubeconfig alone, the Secret for a running cluster, or "
-                "data about all of it."
-            ),
         ),
         click.option(
             "--server",

@@ -420,7 +420,7 @@ def _cell(text: str) -> str:
 
 
 def formats(
-    text: Callable[..., str], content: Callable[..., Any], name: str = "table"
+    text: Callable[..., str], content: Callable[..., Any], name: str = "text"
 ) -> dict[str, Callable[..., str]]:
     """Return the formats of `-o`: the text for people, and the same content as JSON and YAML."""
     return {

@@ -25,7 +25,7 @@ def print_result(
         echo(f"{'warning' if problem.advice else 'error'}: {problem}", err=True)
     for failure in failures:
         echo(f"error: {failure}", err=True)
-    if options.output == "table":
+    if options.output == "text":
         for line in _lines(result, options):
             echo(line)
         return

@@ -156,7 +156,7 @@ input, or wrong usage.
 )
 @click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster.")
 @click.option("--context", default="", help="Context of that kubeconfig.")
-@output_option("table", "json", "yaml")
+@output_option()
 @fill(options=SyncOptions)
 def sync(options: SyncOptions) -> None:
     """Turn cluster definitions into manifests and bundles, in one commit that names its source.

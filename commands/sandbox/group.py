@@ -168,12 +168,12 @@ Examples:
 """,
 )
 @sandbox_options
-@output_option("table", "json", "yaml", help_text="Output format.")
+@output_option()
 def status(name: str | None, folder: Path | None, output: str) -> None:
     """Show the parts of a sandbox. The exit status is 1 unless all of them are running."""
     state = named_sandbox(name, folder).status()
     state["remedy"] = _remedy(state, name, folder)
-    if output == "table":
+    if output == "text":
         _print_table(state)
     else:
         print_data(output, **fields_of({"processes": [], **state}, items="processes"))

@@ -38,11 +38,11 @@ FOUND = (
 
 
 def test_checks_are_counted_by_weight() -> None:
-    lines = click.unstyle(CHECKED["table"](FOUND)).splitlines()
+    lines = click.unstyle(CHECKED["text"](FOUND)).splitlines()
     assert [line.split(": ")[1] for line in lines[:3]] == ["error", "warning", "warning"]
     assert lines[3] == f"not rendered: {CSI}"
     assert lines[4] == "2 clusters, 2 charts rendered: 1 error, 2 warnings"
-    (line,) = click.unstyle(CHECKED["table"]([Checked("team/c")])).splitlines()
+    (line,) = click.unstyle(CHECKED["text"]([Checked("team/c")])).splitlines()
     assert line == "1 cluster, 0 charts rendered: 0 errors, 0 warnings"
 
 
@@ -78,15 +78,15 @@ def test_images_are_listed_once_and_charts_with_their_address() -> None:
 
 
 def test_the_table_of_images_has_a_part_for_each_that_is_not_empty() -> None:
-    charts, images = IMAGES["table"](IMAGES_FOUND).split("\n\n")
+    charts, images = IMAGES["text"](IMAGES_FOUND).split("\n\n")
     assert [line.split() for line in charts.splitlines()] == [
         ["CHART", "VERSION", "REPOSITORY", "IMAGES"],
         ["ccm", "0.2.4", REPO, "rendered"],
         ["csi", "0.1.0", "oci://registry.example.com/charts/csi", "-"],
     ]
     assert len(images.splitlines()) == 4
-    assert "IMAGE " not in IMAGES["table"]([ChartImages(CSI)])
-    assert IMAGES["table"]([]) == ""
+    assert "IMAGE " not in IMAGES["text"]([ChartImages(CSI)])
+    assert IMAGES["text"]([]) == ""
 
 
 SETTING = Stage("definition", "clusters/a.yaml:7", True, "mtu 1400")
@@ -96,7 +96,7 @@ STOPPED = Trace(
 
 
 def test_a_trace_names_the_stage_at_which_it_stopped() -> None:
-    lines = click.unstyle(TRACED["table"](Key("team", "a"), SETTING, [STOPPED])).splitlines()
+    lines = click.unstyle(TRACED["text"](Key("team", "a"), SETTING, [STOPPED])).splitlines()
     assert lines[0] == "cluster team/a"
     assert lines[1].split() == ["ok", "definition", "clusters/a.yaml:7:", "mtu", "1400"]
     assert lines[2] == "bundle a-cni"
@@ -109,12 +109,12 @@ def test_a_trace_names_the_stage_at_which_it_stopped() -> None:
 
 def test_a_trace_that_arrived_or_has_no_bundle_stops_nowhere() -> None:
     arrived = Trace("a-cni", STOPPED.stages[:1])
-    text = click.unstyle(TRACED["table"](Key("team", "a"), None, [arrived]))
+    text = click.unstyle(TRACED["text"](Key("team", "a"), None, [arrived]))
     assert "stopped" not in text
     content = json.loads(TRACED["json"](Key("team", "a"), None, [arrived]))
     assert "setting" not in content
     assert "stopped" not in content["items"][0]
-    assert click.unstyle(TRACED["table"](Key("team", "a"), None, [])).splitlines() == [
+    assert click.unstyle(TRACED["text"](Key("team", "a"), None, [])).splitlines() == [
         "cluster team/a",
         "no bundle is rendered for it",
     ]

@@ -246,7 +246,7 @@ def test_diff_of_one_file_shows_what_a_push_of_it_changes(clusters: Path, tmp_pa
     one, other = write(clusters, manifest("a")), write(tmp_path / "more", manifest("b"))
     assert call("push", one, other, "--folder", fleet).exit_code == 0
     assert call("diff", one, "--folder", fleet).exit_code == 0
-    removals = call("diff", one, "--prune", "--folder", fleet, "-o", "table")
+    removals = call("diff", one, "--prune", "--folder", fleet, "-o", "text")
     assert removals.exit_code == 1
     assert "team/b" in removals.stdout
 
@@ -270,7 +270,7 @@ def test_verify_finds_what_was_changed_by_hand(clusters: Path, tmp_path: Path) -
     result = call("verify", clusters, "--folder", fleet)
     assert result.exit_code == 1
     assert "csi/fleet.yaml" in result.stdout
-    summary = call("diff", clusters, "--folder", fleet, "-o", "table").stdout.splitlines()
+    summary = call("diff", clusters, "--folder", fleet, "-o", "text").stdout.splitlines()
     assert summary[1].split() == ["team/a", "differs", "csi/fleet.yaml", "+1", "-1"]
 
 

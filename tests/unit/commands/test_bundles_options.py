@@ -144,7 +144,7 @@ def test_differences_are_coloured_on_a_terminal(tmp_path: Path, monkeypatch: pyt
     plain = call(*command).stdout
     assert "\x1b" not in plain
     assert [click.unstyle(line) for line in lines] == plain.splitlines()
-    assert click.style("differs", fg="red") in on_terminal(*command, "-o", "table").stdout
+    assert click.style("differs", fg="red") in on_terminal(*command, "-o", "text").stdout
     assert "\x1b" not in on_terminal(*command, "-o", "json").stdout
     monkeypatch.setenv("NO_COLOR", "1")
     assert on_terminal(*command).stdout == plain

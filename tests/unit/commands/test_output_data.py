@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import click
 import pytest
 import yaml
 
-from commands.main import cli
 from commands.output.data import data_text, fields_of
+from tests.support.commandlist import leaf_commands
 
 pytestmark = pytest.mark.unit
 
@@ -21,16 +20,15 @@ ROOT = Path(__file__).parents[3] / "commands"
 # Documents of a form that others define: JSON Schema, a List of Kubernetes, and SARIF.
 OTHER_FORMS = {"schema.py", "generate_output.py", "output/validate.py"}
 
-
-def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            yield from commands(command, (*path, name))
-        else:
-            yield (*path, name), command
+# Commands that print a file for another program, and the diff of Git.
+OTHER_DEFAULTS = {
+    "bundles diff": "diff",
+    "bundles render": "yaml",
+    "cloud-config create": "cloud-init",
+    "cloud-config renew": "cloud-init",
+    "generate": "yaml",
+    "identity create": "secret",
+}
 
 
 @dataclass(frozen=True)
@@ -60,18 +58,28 @@ def test_all_documents_are_written_by_one_function() -> None:
     assert found == OTHER_FORMS | {"output/data.py"}
 
 
-def formats() -> dict[str, tuple[str, ...]]:
-    """Return the formats of each command, the default first."""
+def output_options() -> dict[str, click.Option]:
     return {
-        " ".join(path): (
-            parameter.default,
-            *(choice for choice in parameter.type.choices if choice != parameter.default),
-        )
-        for path, command in commands()
+        path: parameter
+        for path, command in leaf_commands()
         for parameter in command.params
-        if "--output" in parameter.opts and isinstance(parameter.type, click.Choice)
+        if isinstance(parameter, click.Option) and "--output" in parameter.opts
     }
 
 
+def formats() -> dict[str, tuple[str, ...]]:
+    return {path: tuple(option.type.choices) for path, option in output_options().items()}  # type: ignore[attr-defined]
+
+
+def test_all_options_for_the_output_are_alike() -> None:
+    alike = {(option.help, *option.opts, option.show_default) for option in output_options().values()}
+    assert alike == {("Output format.", "-o", "--output", True)}
+    assert [path for path, option in output_options().items() if option.default != formats()[path][0]] == []
+
+
 def test_every_command_with_json_has_yaml_too() -> None:
-    assert [path for path, found in formats().items() if ("json" in found) is not ("yaml" in found)] == []
+    assert [path for path, names in formats().items() if ("json" in names) is not ("yaml" in names)] == []
+
+
+def test_the_form_for_people_is_text() -> None:
+    assert {path: names[0] for path, names in formats().items() if names[0] != "text"} == OTHER_DEFAULTS

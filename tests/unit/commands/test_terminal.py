@@ -253,7 +253,7 @@ def test_lines_of_bundles_are_harmless() -> None:
     cluster = Key(HOSTILE, HOSTILE)
     upgrade = Rollout(HOSTILE, Request((HOSTILE,), 60.0), ((HOSTILE, (cluster,)),), State.REVERTED, wave=1)
     upgrade = dataclasses.replace(upgrade, problems={cluster: (HOSTILE,)}, left_out={cluster: (HOSTILE,)})
-    assert_harmless(bundles.UPGRADED["table"](upgrade))
+    assert_harmless(bundles.UPGRADED["text"](upgrade))
 
 
 def test_data_has_escapes_of_its_own_form() -> None:
