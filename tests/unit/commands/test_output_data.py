@@ -30,6 +30,22 @@ OTHER_DEFAULTS = {
     "identity create": "secret",
 }
 
+WITHOUT_OUTPUT = {
+    "completion": "prints a script for a shell",
+    "packager gitrepo": "prints a manifest",
+    "packager run": "runs until it is stopped, and has logs and metrics",
+    "run": "runs until it is stopped, and has logs and metrics",
+    "sandbox demo": "is a show for people",
+    "sandbox down": "has no result but the exit status",
+    "sandbox kubeconfig": "prints a kubeconfig, or its path",
+    "sandbox logs": "prints logs as they are",
+    "sandbox restart": "has no result but the exit status",
+    "sandbox up": "reports its build; sandbox status has the result",
+    "schema path": "prints one path",
+    "schema print": "prints a JSON Schema",
+    "webhook": "runs until it is stopped, and has logs and metrics",
+}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -83,3 +99,10 @@ def test_every_command_with_json_has_yaml_too() -> None:
 
 def test_the_form_for_people_is_text() -> None:
     assert {path: names[0] for path, names in formats().items() if names[0] != "text"} == OTHER_DEFAULTS
+
+
+def test_every_command_has_an_output_or_a_reason_to_have_none() -> None:
+    silent = {path for path, _ in leaf_commands()} - set(output_options())
+    faults = {path for path in silent if path.startswith("sandbox fault ")}
+    assert silent - faults == set(WITHOUT_OUTPUT)
+    assert "sandbox fault list" not in faults, "the others begin or end a fault"

@@ -399,6 +399,7 @@ def test_a_support_bundle_is_private_and_has_no_secret(servers: Servers, tmp_pat
     assert b"message in other" not in content
     assert f"wrote {len(names)} files to bundle.tar.gz" in result.stdout
     assert kubeconfigs.CANARY.encode() not in content
+    assert {item["name"] for item in servers.data("support-bundle", "team/shop", "--file", "data.tar.gz")} == names
     missing = servers.caphv("support-bundle", "team/gone", "--file", "other.tar.gz")
     assert (missing.exit_code, (tmp_path / "other.tar.gz").exists()) == (2, False)
 
