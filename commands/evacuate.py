@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from caphv.api import remedies
+from caphv.api.object import NODES
 from commands.access.changes import confirm, until_done
 from commands.access.harvesters import harvester_clients
 from commands.access.management import management_client, run
 from commands.errors import InputError
 from commands.options.changes import ChangeOptions, WaitOptions, change_options, wait_options
+from commands.options.completion import complete_on_harvester
 from commands.options.groups import fill
 from commands.options.harvesters import (
     HarvesterOptions,
@@ -69,7 +71,7 @@ Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 
 usage or cannot be read.
 """,
 )
-@click.argument("host")
+@click.argument("host", shell_complete=complete_on_harvester(NODES))
 @harvester_namespace_options
 @harvester_option
 @click.option(

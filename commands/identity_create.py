@@ -12,7 +12,9 @@ import click
 from click.core import ParameterSource
 
 from caphv.api.identities import ALL_NAMESPACES
+from caphv.api.object import NAMESPACES
 from commands.errors import CommandError
+from commands.options.completion import complete_on_harvester
 from commands.options.formats import output_option
 from commands.options.groups import fill
 from commands.options.outputfile import FileOptions, file_options, write_private
@@ -88,6 +90,7 @@ kubeconfig --file team-a.yaml
     "--namespace",
     default="caphv-system",
     callback=_check_names,
+    shell_complete=complete_on_harvester(NAMESPACES),
     help="Namespace of the ServiceAccount on Harvester.",
 )
 @click.option(
@@ -95,6 +98,7 @@ kubeconfig --file team-a.yaml
     "targets",
     multiple=True,
     callback=_check_names,
+    shell_complete=complete_on_harvester(NAMESPACES),
     help=(
         "Namespace for VMs; may be repeated. By default a new account may use and create all "
         "namespaces, and an existing one keeps its target namespaces."
@@ -115,6 +119,7 @@ kubeconfig --file team-a.yaml
     multiple=True,
     metavar="NAMESPACE",
     callback=_check_names,
+    shell_complete=complete_on_harvester(NAMESPACES),
     help="Namespace into which clusters may have images imported; may be repeated.",
 )
 @click.option(

@@ -15,6 +15,7 @@ from commands.access.changes import apply_plan, confirm, plan_item, until_done
 from commands.access.management import management_client, run
 from commands.errors import InputError
 from commands.options.changes import ChangeOptions, WaitOptions, change_options, wait_options
+from commands.options.completion import complete_harvesters
 from commands.options.groups import fill, with_options
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
@@ -56,6 +57,7 @@ def _park_options(command: _Command) -> _Command:
         click.option(
             "--all-on",
             default="",
+            shell_complete=complete_harvesters,
             metavar="HARVESTER",
             help="All clusters on a Harvester: its host or URL, or NAMESPACE/NAME of an identity.",
         ),

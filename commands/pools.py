@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api import resources
 from caphv.api.counting import counted
 from commands.access.changes import confirm
 from commands.access.harvesters import harvester_clients
 from commands.access.management import management_client, run
 from commands.errors import InputError
 from commands.options.changes import ChangeOptions, change_options
+from commands.options.completion import complete_on_harvester
 from commands.options.formats import output_option
 from commands.options.groups import fill, with_options
 from commands.options.harvesters import (
@@ -60,7 +62,12 @@ def _options(command: Any) -> Any:
         harvester_namespace_options,
         insecure_option,
         management_options,
-        click.argument("names", metavar="[POOL]...", nargs=-1),
+        click.argument(
+            "names",
+            metavar="[POOL]...",
+            nargs=-1,
+            shell_complete=complete_on_harvester(resources.IP_POOLS),
+        ),
     )
 
 
