@@ -55,7 +55,7 @@ def complete_on_harvester(resource: Resource) -> Completion:
     """Complete objects of a kind on Harvester: NAMESPACE/NAME, or NAME of what is in no namespace.
 
     Harvester is asked with its kubeconfig on the command line, else with the identities of
-    clusters. The last name of a list with commas is completed.
+    clusters. Of a comma-separated list, the last name is completed.
     """
 
     def complete(ctx: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
