@@ -14,6 +14,7 @@ from caphv.api.counting import counted, name_some
 from caphv.api.object import key_of
 from commands.access.management import management_client, run
 from commands.errors import InputError
+from commands.options.formats import output_option
 from commands.options.groups import fill
 from commands.options.management import (
     ManagementOptions,
@@ -25,6 +26,7 @@ from commands.options.management import (
     selection,
 )
 from commands.options.passphrase import passphrase_options, read_passphrase
+from commands.output.data import print_data
 from commands.output.echo import echo
 from commands.output.progress import Step, patient_progress
 
@@ -61,6 +63,7 @@ saved.
     help="Also save the IPPools that the clusters use; this reads Harvester.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be saved, and write nothing.")
+@output_option()
 @management_options
 @fill(scope=ScopeOptions)
 def backup(
@@ -71,6 +74,7 @@ def backup(
     unencrypted: bool,
     ip_pools: bool,
     dry_run: bool,
+    output: str,
     scope: ScopeOptions,
 ) -> None:
     """Save clusters with their identities, ClusterClasses, templates and Secrets in a new directory
@@ -109,9 +113,11 @@ def backup(
         if not content.clusters:
             raise chosen.none_there()
 
-        _show(content)
-        if not dry_run:
-            count = files.write(directory, content, sealer)
+        if output == "text":
+            _show(content)
+        _warn(content)
+        count = 0 if dry_run else files.write(directory, content, sealer)
+        if output == "text" and not dry_run:
             form = "encrypted. Keep the passphrase elsewhere"
             if sealer is None:
                 form = "in plain text. Anyone who can read the files gets all Secrets"
@@ -119,6 +125,8 @@ def backup(
     except files.BackupError as error:
         raise InputError(str(error)) from None
 
+    if output != "text":
+        _report(content, output, directory, count)
     if content.unseen:
         click.echo("The backup is incomplete: your account may not read everything", err=True)
         sys.exit(1)
@@ -139,15 +147,47 @@ async def _read(
 def _show(content: Backup) -> None:
     """Show what is saved: clusters, numbers of objects, and references to absent objects."""
     from operations.backup.order import absent_in_use
-    from operations.backup.preflight import clusters_of_rancher
 
     echo(f"Clusters: {', '.join(content.clusters)}")
-    for kind, count in sorted(Counter(identity.kind for identity in content.objects).items()):
+    for kind, count in _counts(content).items():
         echo(f"  {count:>5}  {kind}")
     for harvester, pools in sorted((content.pools or {}).items()):
         echo(f"  {len(pools):>5}  IPPool of Harvester {harvester}")
     for name in absent_in_use(content):
         echo(f"  does not exist, although an object refers to it: {name}")
+
+
+def _report(content: Backup, output: str, directory: Path, files: int) -> None:
+    """Write what is saved as data.
+
+    :param content: the backup
+    :param output: the format
+    :param directory: the directory of the files
+    :param files: the number of files that were written, 0 for a dry run
+    """
+    from operations.backup.order import absent_in_use
+
+    print_data(
+        output,
+        directory=str(directory),
+        files=files,
+        objects=_counts(content),
+        absent=list(absent_in_use(content)),
+        leftOut=content.left_out,
+        unseen=list(map(str, content.unseen)),
+        items=[{"cluster": cluster, "applied": bool(files)} for cluster in content.clusters],
+    )
+
+
+def _counts(content: Backup) -> dict[str, int]:
+    """Return the number of objects of each kind."""
+    return dict(sorted(Counter(identity.kind for identity in content.objects).items()))
+
+
+def _warn(content: Backup) -> None:
+    """Name on standard error what is not saved, or not whole, and clusters that stay parked."""
+    from operations.backup.preflight import clusters_of_rancher
+
     for obj in content.objects.values():
         if obj["kind"] == "Cluster" and parking.concerns(obj):
             resume = remedies.RESUME_PARKED(ref=key_of(obj))

@@ -61,7 +61,7 @@ def capacity(*, hosts: bool, output: str, options: HarvesterOptions) -> None:
     if output == "text":
         out.show(capacities, hosts=hosts)
     else:
-        print_data(tuple(capacities), output)
+        print_data(output, items=capacities, unseen=list(map(str, unseen)))
     out.show_unseen(unseen)
 
 

@@ -72,7 +72,8 @@ def create(options: TokenOptions) -> None:
     config.
 
     The command does the work of the cloud provider's generate_addon.sh. Run again, it prints the
-    same cloud config. The output contains a token: treat it like a password.
+    same cloud config. The output contains a token: treat it like a password. It is cloud-init user
+    data for VMs, the kubeconfig alone, the Secret for a running cluster, or data about all of it.
     """
     account = run(read_account(options))
     changes = _plan_creations(account, options)
@@ -250,7 +251,7 @@ def _report(
     if options.output not in ("json", "yaml"):
         return False
 
-    data: dict[str, Any] = {
+    item: dict[str, Any] = {
         "account": str(account.key),
         "changes": changes,
         "applied": applied or bool(content),
@@ -258,12 +259,12 @@ def _report(
     if content:
         access = parse_kubeconfig(content)
         ends = access.expires()
-        data |= {"server": access.server, "expires": ends.isoformat() if ends else None}
+        item |= {"server": access.server, "expires": ends.isoformat() if ends else None}
         if not (isinstance(options, TokenOptions) and options.workload_kubeconfig):
-            data["kubeconfig"] = content
+            item["kubeconfig"] = content
 
     file = options.file if isinstance(options, TokenOptions) else None
-    _output_text(data_text(data, options.output), file)
+    _output_text(data_text(options.output, items=[item]), file)
     return True
 
 

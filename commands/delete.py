@@ -16,7 +16,7 @@ from caphv.api.counting import counted, name_some
 from commands.access.changes import confirm
 from commands.access.management import management_client, read_overview, run
 from commands.errors import InputError
-from commands.options.changes import ChangeOptions
+from commands.options.changes import ChangeOptions, change_options
 from commands.options.groups import fill
 from commands.options.management import (
     ManagementOptions,
@@ -26,6 +26,7 @@ from commands.options.management import (
     management_options,
     selection,
 )
+from commands.output.data import print_data
 from commands.output.echo import echo
 from commands.output.progress import patient_progress
 
@@ -65,8 +66,7 @@ cannot be read, or Rancher provisions the cluster.
     type=click.Path(path_type=Path, dir_okay=False),
     help="File for the list that --force saves.  [default: NAMESPACE-NAME-leftovers.yaml]",
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and change nothing.")
+@change_options
 @management_options
 @fill(change=ChangeOptions, scope=ScopeOptions)
 def delete(
@@ -94,22 +94,24 @@ def delete(
         raise click.UsageError("--explain cannot be used with --force or --dry-run")
     chosen = selection((cluster,), scope)
     if explain:
-        _explain_remains(chosen, scope)
+        _explain_remains(chosen, scope, change)
     with patient_progress() as step:
         objects = read_overview(scope, chosen, step, deep=False).objects
     parts = next(parts for parts in parts_of(objects) if parts.key in chosen.keys)
 
     if explain:
         waits = pending_deletions(parts, datetime.now(UTC))
-        _explain(parts, waits)
+        _explain(parts, waits, change)
         sys.exit(1 if any(wait.stuck for wait in waits) else 0)
 
     try:
         check_deletable(parts)
     except ChangeError as error:
         raise InputError(*error.problems) from None
-    _announce(parts, force=force)
+    if change.is_text:
+        _announce(parts, force=force)
     if change.dry_run:
+        _report(parts, change, applied=False)
         return
     confirm(change, f"Delete cluster {parts.key}?")
     if force:
@@ -117,16 +119,38 @@ def delete(
         # leftovers.
         file = save or Path(f"{parts.key.namespace}-{parts.key.name}-leftovers.yaml")
         save_leftovers(parts, file)
-        click.echo(f"saved a list of what may remain on Harvester to {file}")
-        click.echo(f"  to find it when Harvester answers again: {remedies.LIST_LEFTOVERS}")
+        click.echo(
+            f"saved a list of what may remain on Harvester to {file}", err=not change.is_text
+        )
+        click.echo(
+            f"  to find it when Harvester answers again: {remedies.LIST_LEFTOVERS}",
+            err=not change.is_text,
+        )
     run(_delete(parts, scope, force=force))
+    _report(parts, change, applied=True)
     click.echo(
         f"Deletion of cluster {parts.key} has begun. To see what it waits for: "
-        f"{remedies.EXPLAIN_DELETION(ref=parts.key)}"
+        f"{remedies.EXPLAIN_DELETION(ref=parts.key)}",
+        err=not change.is_text,
     )
 
 
-def _explain_remains(chosen: Selection, management: ManagementOptions) -> None:
+def _report(parts: Parts, change: ChangeOptions, *, applied: bool) -> None:
+    """Write what is deleted as data, unless the output is text."""
+    from operations.change.deletionreport import leftovers_of
+
+    if not change.is_text:
+        item = {
+            "cluster": str(parts.key),
+            "harvester": leftovers_of(parts),
+            "applied": applied,
+        }
+        print_data(change.output, items=[item])
+
+
+def _explain_remains(
+    chosen: Selection, management: ManagementOptions, change: ChangeOptions
+) -> None:
     """Show the remaining objects of a cluster whose Cluster was deleted, and end the command.
 
     Does nothing if the Cluster exists, or nothing remains.
@@ -144,16 +168,22 @@ def _explain_remains(chosen: Selection, management: ManagementOptions) -> None:
     if remains is None:
         return
 
-    echo(f"Cluster {key} no longer exists, but some of its objects do")
     waits = pending_remains(remains, datetime.now(UTC))
-    _show_waits(key, waits, force=False)
+    if change.is_text:
+        echo(f"Cluster {key} no longer exists, but some of its objects do")
+        _show_waits(key, waits, force=False)
+    else:
+        print_data(change.output, items=waits)
     sys.exit(1)
 
 
-def _explain(parts: Parts, waits: Iterable[PendingDeletion]) -> None:
+def _explain(parts: Parts, waits: Iterable[PendingDeletion], change: ChangeOptions) -> None:
     from caphv.api.object import being_deleted
     from operations.status.remedies import resume_command
 
+    if not change.is_text:
+        print_data(change.output, items=waits)
+        return
     if not being_deleted(parts.cluster):
         echo(f"Cluster {parts.key} is not being deleted")
     # While the Cluster is paused, --force deletes nothing either.

@@ -95,7 +95,7 @@ def doctor(
 
         out.show(checks, everything=everything)
     else:
-        print_data(checks, output)
+        print_data(output, items=checks)
     sys.exit(1 if any(check.wrong for check in checks) else 0)
 
 

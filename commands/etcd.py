@@ -86,7 +86,7 @@ def members(cluster: str, *, output: str, scope: ScopeOptions) -> None:
     if output == "text":
         out.show(etcd_members)
     else:
-        print_data(etcd_members, output)
+        print_data(output, items=etcd_members)
     sys.exit(1 if any(member.wrong for member in etcd_members) else 0)
 
 
@@ -133,7 +133,6 @@ def remove(
     from operations.change.changes import ChangeError
     from operations.change.etcd import chosen, removal_checks
     from operations.status.check import Result
-    from operations.status.model import as_json
 
     key = selection((cluster,), scope).keys[0]
     etcd_members, machines = run(_read_members_and_stuck_machines(scope, key))
@@ -147,13 +146,14 @@ def remove(
     def report(*, applied: bool) -> None:
         if change.is_text:
             return
-        content = {
-            "remove": as_json(removals),
-            "release": list(machines),
-            "checks": as_json(checks),
+        item = {
+            "cluster": str(key),
+            "remove": removals,
+            "release": machines,
+            "checks": checks,
             "applied": applied,
         }
-        print_data(content, change.output)
+        print_data(change.output, items=[item])
 
     if change.is_text:
         changes.show_checks(checks)

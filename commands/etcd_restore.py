@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from caphv.api.plaintext import one_line
-from commands.access.changes import agree, apply_plan, confirm, report
+from commands.access.changes import agree, apply_plan, confirm, plan_item, report
 from commands.access.management import management_client, run
 from commands.access.workload import workload_client
 from commands.errors import CommandError, InputError
@@ -373,18 +373,13 @@ def _print(
     plan: Plan, restore: Restore, steps: Sequence[Step], change: ChangeOptions, *, applied: bool
 ) -> None:
     """Write a plan with its commands as data."""
-    from operations.status.model import as_json
-
-    content = {
-        "cluster": str(plan.cluster),
+    item = {
+        **plan_item(plan, applied=applied),
         "snapshot": restore.snapshot,
         "machine": restore.machine,
-        "changes": as_json(plan.changes),
-        "checks": as_json(plan.checks),
-        "steps": as_json(steps),
-        "applied": applied,
+        "steps": steps,
     }
-    print_data(content, change.output)
+    print_data(change.output, items=[item])
 
 
 def _ssh_users(parts: Parts) -> dict[str, str]:

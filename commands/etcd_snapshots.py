@@ -60,7 +60,7 @@ def snapshots(cluster: str, *, output: str, scope: ScopeOptions) -> None:
     if output == "text":
         out.show(etcd_snapshots)
     else:
-        print_data(etcd_snapshots, output)
+        print_data(output, items=etcd_snapshots)
     good = etcd_snapshots and not any(snapshot.wrong for snapshot in etcd_snapshots)
     sys.exit(0 if good else 1)
 

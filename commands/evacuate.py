@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from caphv.api import remedies
+from caphv.api.object import NODES
 from commands.access.changes import confirm, until_done
 from commands.access.harvesters import harvester_clients
 from commands.access.management import management_client, run
 from commands.errors import InputError
 from commands.options.changes import ChangeOptions, WaitOptions, change_options, wait_options
+from commands.options.completion import complete_on_harvester
 from commands.options.groups import fill
 from commands.options.harvesters import (
     HarvesterOptions,
@@ -68,7 +70,7 @@ Exit status: 0 done or nothing to do, 1 a check failed, aborted or timed out, 2 
 server cannot be read.
 """,
 )
-@click.argument("host")
+@click.argument("host", shell_complete=complete_on_harvester(NODES))
 @harvester_namespace_options
 @harvester_option
 @click.option(
@@ -219,20 +221,18 @@ def _show(prepared: _Prepared, options: EvacuateOptions) -> None:
 
 def _report(prepared: _Prepared, options: EvacuateOptions, *, applied: bool) -> None:
     """Write the plan as data, unless the output is text."""
-    from operations.status.model import as_json
-
     if options.is_text:
         return
     plan = prepared.plan
-    content = {
+    item = {
         "host": plan.cluster.name,
         "harvester": prepared.server,
-        "changes": as_json(plan.changes),
-        "checks": as_json(plan.checks),
-        "machines": as_json(prepared.machines),
+        "changes": plan.changes,
+        "checks": plan.checks,
+        "machines": prepared.machines,
         "applied": applied,
     }
-    print_data(content, options.output)
+    print_data(options.output, items=[item])
 
 
 def _wait(prepared: _Prepared, options: EvacuateOptions) -> None:

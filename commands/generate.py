@@ -158,20 +158,15 @@ error or unreadable input.
     help="Write the objects to files in this directory.",
 )
 @click.option("--overwrite", is_flag=True, help="Let --to overwrite existing files that differ.")
-@output_option(
-    "yaml",
-    "json",
-    "definition",
-    help_text="Objects, or the ClusterDefinition that they are generated from.",
-)
+@output_option("yaml", "json", "definition")
 @fill(flags=ClusterFlags, options=GenerateOptions)
 def generate(flags: object, options: GenerateOptions) -> None:
     """Generate all objects of a cluster from flags, from answers, or from a ClusterDefinition.
 
-    The command prints the objects, writes them to files with --to, or applies them with --apply.
-    With --harvester-kubeconfig or --check-kubeconfig, it checks that Harvester has the image, key
-    pair, networks, storage classes and IPPools, and that addresses and quota suffice. It reports
-    all errors at once.
+    The command prints the objects, or the ClusterDefinition that they are generated from. It writes
+    them to files with --to, or applies them with --apply. With --harvester-kubeconfig or
+    --check-kubeconfig, it checks that Harvester has the image, key pair, networks, storage classes
+    and IPPools, and that addresses and quota suffice. It reports all errors at once.
 
     The identity Secret with Harvester's kubeconfig is printed and applied only with
     --harvester-kubeconfig, and never written by --to, because those files are for a repository. An

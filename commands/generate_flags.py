@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
-from commands.options.completion import complete_namespaces
+from caphv.api import resources
+from caphv.api.object import NAMESPACES
+from commands.options.completion import Completion, complete_namespaces, complete_on_harvester
 from packager.definitions.flags import FLAGS, Flag
 
 # The group of a flag by the field that it sets. The longest matching path counts.
@@ -51,9 +53,18 @@ _BY_PARAMETER = {
     "definition": "Input",
     "interactive": "Input",
 }
+# Flags that name objects of Harvester.
+_ON_HARVESTER = {
+    "--target-namespace": NAMESPACES,
+    "--image": resources.IMAGES,
+    "--ssh-keypair": resources.KEY_PAIRS,
+    "--network": resources.NETWORKS,
+    "--ip-pool": resources.IP_POOLS,
+    "--ip-pool-refs": resources.IP_POOLS,
+    "--lb-ip-pool": resources.IP_POOLS,
+}
 _GROUPS = ("Input", *dict.fromkeys(_BY_FIELD.values()))
 _LAST = "Output"
-_Completion = Callable[[click.Context, click.Parameter, str], list[str]]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -103,9 +114,11 @@ def cluster_flags(command: _Command) -> _Command:
     """Add the flags that set fields of a definition."""
     # click lists options in the reverse order of their decorators.
     for flag in reversed(FLAGS):
-        complete: _Completion = partial(_complete, flag.choices)
+        complete: Completion = partial(_complete, flag.choices)
         if flag.name == "--namespace":
             complete = complete_namespaces
+        elif flag.name in _ON_HARVESTER:
+            complete = complete_on_harvester(_ON_HARVESTER[flag.name])
         option = click.option(
             flag.name,
             _field(flag),

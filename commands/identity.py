@@ -13,7 +13,7 @@ from commands.access.changes import confirm
 from commands.access.management import management_client, run
 from commands.identity_create import create
 from commands.identity_rotate import rotate
-from commands.options.changes import ChangeOptions
+from commands.options.changes import ChangeOptions, change_options
 from commands.options.formats import output_option
 from commands.options.groups import fill
 from commands.options.management import (
@@ -86,7 +86,7 @@ def list_identities(*, output: str, scope: ScopeOptions) -> None:
             where = f"in namespace {chosen.namespace}; all namespaces: -A"
             echo(f"No identities {where if chosen.namespace else 'here'}", err=True)
     else:
-        print_data(identities, output)
+        print_data(output, items=identities)
     sys.exit(1 if any(identity.wrong for identity in identities) else 0)
 
 
@@ -104,8 +104,7 @@ be read.
 """,
 )
 @namespace_options
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--dry-run", is_flag=True, help="List the Secrets, and change nothing.")
+@change_options
 @management_options
 @fill(change=ChangeOptions, scope=ScopeOptions)
 def remove_finalizers(*, change: ChangeOptions, scope: ScopeOptions) -> None:
@@ -116,36 +115,43 @@ def remove_finalizers(*, change: ChangeOptions, scope: ScopeOptions) -> None:
     this command before you uninstall the provider or return to the Go provider. Stop the provider
     first: while it runs, it sets the finalizers again.
     """
+    from caphv.api.object import key_of
     from reconciler.cluster import identityprotection
 
     chosen = selection((), scope)
     with patient_progress():
         secrets, running = run(_read_protected_secrets(scope, chosen.namespace))
-    if not secrets:
+    keys = [key_of(secret) for secret in secrets]
+    if not keys and change.is_text:
         click.echo("No Secret has a finalizer of the provider")
-        return
-
-    for secret in secrets:
-        echo(f"Secret {secret['metadata']['namespace']}/{secret['metadata']['name']}")
-    if running:
+    for key in keys if change.is_text else ():
+        echo(f"Secret {key}")
+    if keys and running:
         echo(
             f"caphv: a provider is running (Lease {running}) and sets the finalizers again; stop "
             f"it first: {remedies.STOP_PROVIDER(namespace=running.partition('/')[0])}",
             err=True,
         )
-    if change.dry_run:
-        return
-    confirm(change, f"Remove the finalizers of {counted(len(secrets), 'Secret')}?")
+    changed: set[Key] = set()
+    if keys and not change.dry_run:
+        confirm(change, f"Remove the finalizers of {counted(len(keys), 'Secret')}?")
 
-    async def remove_all() -> list[str]:
-        async with management_client(scope) as client:
-            return await identityprotection.remove_all(client, secrets)
+        async def remove_all() -> dict[Key, str]:
+            async with management_client(scope) as client:
+                return await identityprotection.remove_all(client, secrets)
 
-    errors = run(remove_all())
-    for error in errors:
-        echo(f"caphv: {error}", err=True)
-    click.echo(f"removed the finalizers of {counted(len(secrets) - len(errors), 'Secret')}")
-    sys.exit(1 if errors else 0)
+        errors = run(remove_all())
+        for key, error in errors.items():
+            echo(f"caphv: Secret {key}: {error}", err=True)
+        changed = set(keys) - set(errors)
+        if change.is_text:
+            click.echo(f"removed the finalizers of {counted(len(changed), 'Secret')}")
+
+    if not change.is_text:
+        items = [{"secret": str(key), "applied": key in changed} for key in keys]
+        print_data(change.output, provider=running, items=items)
+    if not change.dry_run:
+        sys.exit(1 if len(changed) < len(keys) else 0)
 
 
 async def _read_protected_secrets(

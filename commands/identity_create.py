@@ -12,7 +12,10 @@ import click
 from click.core import ParameterSource
 
 from caphv.api.identities import ALL_NAMESPACES
+from caphv.api.object import NAMESPACES
 from commands.errors import CommandError
+from commands.options.completion import complete_on_harvester
+from commands.options.formats import output_option
 from commands.options.groups import fill
 from commands.options.outputfile import FileOptions, file_options, write_private
 from commands.output.echo import echo
@@ -90,6 +93,7 @@ kubeconfig --file team-a.yaml
     default="caphv-system",
     callback=_check_names,
     metavar="NAMESPACE",
+    shell_complete=complete_on_harvester(NAMESPACES),
     help="Namespace of the ServiceAccount on Harvester.",
 )
 @click.option(
@@ -98,6 +102,7 @@ kubeconfig --file team-a.yaml
     multiple=True,
     callback=_check_names,
     metavar="NAMESPACE",
+    shell_complete=complete_on_harvester(NAMESPACES),
     help=(
         "Namespace for VMs. Repeatable.  [default: a new account may use and create "
         "all namespaces, an existing one keeps its own]"
@@ -118,6 +123,7 @@ kubeconfig --file team-a.yaml
     multiple=True,
     metavar="NAMESPACE",
     callback=_check_names,
+    shell_complete=complete_on_harvester(NAMESPACES),
     help="Namespace into which clusters may import images. Repeatable.",
 )
 @click.option(
@@ -166,13 +172,7 @@ kubeconfig --file team-a.yaml
         "clusters in this namespace, or * for all namespaces. Repeatable."
     ),
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["secret", "kubeconfig"]),
-    default="secret",
-    help="Output format.",
-)
+@output_option("secret", "kubeconfig")
 @file_options("File to write, with mode 0600.  [default: standard output]")
 @click.option(
     "--expires-in",

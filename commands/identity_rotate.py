@@ -151,8 +151,8 @@ def _report(
     from operations.status.model import as_json
 
     if not change.is_text:
-        fields = {"applied": applied, "problems": list(problems)}
-        print_data({**as_json(plan), **fields}, change.output)
+        item = {**as_json(plan), "applied": applied, "problems": problems}
+        print_data(change.output, items=[item])
         return
     for problem in problems:
         echo(f"caphv: {problem}", err=True)

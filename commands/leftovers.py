@@ -114,9 +114,8 @@ def leftovers(
         if change.is_text:
             out.show(result.reports, only_wrong=wrong)
         else:
-            print_data(
-                [out.filtered(report, only_wrong=wrong) for report in result.reports], change.output
-            )
+            reports = [out.filtered(report, only_wrong=wrong) for report in result.reports]
+            print_data(change.output, items=reports, unseen=list(map(str, result.unseen)))
         show_unseen(result.unseen)
         sys.exit(1 if any(report.wrong for report in result.reports) else 2 if result.unseen else 0)
 
@@ -209,7 +208,7 @@ def _delete_plans(
     finally:
         # Also what was done before an interruption.
         if not change.is_text:
-            print_data(plans if change.dry_run else deletions, change.output)
+            print_data(change.output, items=plans if change.dry_run else deletions)
     return all(deletion.done for deletion in deletions)
 
 

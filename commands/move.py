@@ -124,6 +124,8 @@ def move(clusters: tuple[str, ...], options: MoveOptions) -> None:
     _show(plan, options)
 
     failed = blocking_errors(plan.checks, force=options.force)
+    if options.dry_run or failed:
+        _report(plan, options, applied=False)
     if options.dry_run:
         sys.exit(1 if failed else 0)
     if failed:
@@ -137,6 +139,7 @@ def move(clusters: tuple[str, ...], options: MoveOptions) -> None:
     # Do not move clusters that are created after the checks and the user's consent.
     keys = chosen.keys or tuple(sorted(plan.backup.cluster_keys()))
     run(_move(plan, replace(chosen, keys=keys), options), _INTERRUPTED)
+    _report(plan, options, applied=True)
 
 
 async def _prepare(chosen: Selection, options: MoveOptions) -> MovePlan:
@@ -176,30 +179,39 @@ async def _clients(options: MoveOptions) -> AsyncIterator[Sides]:
 def _show(plan: MovePlan, change: ChangeOptions) -> None:
     from commands.output.changes import show_checks
     from operations.backup.moving import objects_to_delete, shared_objects
-    from operations.status.model import as_json
 
-    kept = [str(identity) for identity in shared_objects(plan.backup)]
-    counts = Counter(step.identity.kind for step in plan.target.steps())
     if not change.is_text:
-        content = {
-            "clusters": list(plan.backup.clusters),
-            "objects": dict(sorted(counts.items())),
-            "shared": kept,
-            "target": plan.target.server,
-            "checks": as_json(tuple(plan.checks)),
-        }
-        print_data(content, change.output)
         return
-
     show_checks(plan.checks)
     echo(f"moves {', '.join(plan.backup.clusters)} to {plan.target.server}:")
-    for kind, count in sorted(counts.items()):
+    for kind, count in _counts(plan).items():
         echo(f"  {count:>5}  {kind}")
-    for name in kept:
-        echo(f"shared, stays on the source: {name}")
+    for identity in shared_objects(plan.backup):
+        echo(f"shared, stays on the source: {identity}")
     running = counted(len(plan.vms.states), "VM keeps", "VMs keep")
     deleted = counted(len(objects_to_delete(plan.backup)), "object")
     echo(f"deletes {deleted} on the source afterwards; {running} running")
+
+
+def _report(plan: MovePlan, change: ChangeOptions, *, applied: bool) -> None:
+    """Write the plan as data, unless the output is text."""
+    from operations.backup.moving import shared_objects
+
+    if change.is_text:
+        return
+    print_data(
+        change.output,
+        items=[{"cluster": cluster, "applied": applied} for cluster in plan.backup.clusters],
+        target=plan.target.server,
+        objects=_counts(plan),
+        shared=list(map(str, shared_objects(plan.backup))),
+        checks=plan.checks,
+    )
+
+
+def _counts(plan: MovePlan) -> dict[str, int]:
+    """Return the number of objects of each kind that are moved."""
+    return dict(sorted(Counter(step.identity.kind for step in plan.target.steps()).items()))
 
 
 async def _move(plan: MovePlan, chosen: Selection, options: MoveOptions) -> None:

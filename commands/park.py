@@ -11,10 +11,11 @@ import click
 
 from caphv.api import remedies
 from caphv.api.object import Key
-from commands.access.changes import apply_plan, confirm, until_done
+from commands.access.changes import apply_plan, confirm, plan_item, until_done
 from commands.access.management import management_client, run
 from commands.errors import InputError
 from commands.options.changes import ChangeOptions, WaitOptions, change_options, wait_options
+from commands.options.completion import complete_harvesters
 from commands.options.groups import fill, with_options
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
@@ -56,6 +57,7 @@ def _park_options(command: _Command) -> _Command:
         click.option(
             "--all-on",
             default="",
+            shell_complete=complete_harvesters,
             metavar="HARVESTER",
             help=(
                 "All clusters on one Harvester: its host name or URL, or NAMESPACE/NAME of an "
@@ -228,20 +230,10 @@ def _show(plans: Sequence[Plan], options: ParkOptions) -> None:
 
 def _report(plans: Sequence[Plan], options: ParkOptions, *, applied: bool) -> None:
     """Write the plans as data, unless the output is text."""
-    from operations.status.model import as_json
-
     if options.is_text:
         return
-    items = [
-        {
-            "cluster": str(plan.cluster),
-            "changes": as_json(plan.changes),
-            "checks": as_json(plan.checks),
-            "applied": applied and bool(plan.changes),
-        }
-        for plan in plans
-    ]
-    print_data({"clusters": items}, options.output)
+    items = [plan_item(plan, applied=applied and bool(plan.changes)) for plan in plans]
+    print_data(options.output, items=items)
 
 
 def _wait(chosen: Selection, options: ParkOptions, *, park: bool) -> None:

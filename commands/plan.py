@@ -24,7 +24,7 @@ from commands.options.management import (
     namespace_option,
     selection,
 )
-from commands.output.data import print_data
+from commands.output.data import fields_of, print_data
 from commands.output.echo import echo
 from commands.output.progress import Step, patient_progress
 
@@ -43,7 +43,7 @@ Examples:
   caphv generate --definition production.yaml | caphv plan -f -
   caphv plan -f clusters/ -f classes/
   caphv plan team-a/production                          pending changes of a cluster
-  caphv plan -f cluster.yaml -o json | jq '.clusters[].pools[] | select(.replaced > 0)'
+  caphv plan -f cluster.yaml -o json | jq '.items[].pools[] | select(.replaced > 0)'
 
 Exit status: 0 nothing would change, 1 an object is refused or capacity is insufficient, 2 the
 management cluster or a file cannot be read, 3 something would change.
@@ -88,7 +88,7 @@ def plan(
 
         out.show(changes)
     else:
-        print_data(changes, output)
+        print_data(output, **fields_of(changes, items="clusters"))
     for unseen in changes.unseen:
         echo(f"not seen: {unseen}", err=True)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api import resources
 from caphv.api.counting import counted
 from commands.access.changes import confirm
 from commands.access.harvesters import harvester_clients
 from commands.access.management import management_client, run
 from commands.errors import InputError
-from commands.options.changes import ChangeOptions
+from commands.options.changes import ChangeOptions, change_options
+from commands.options.completion import complete_on_harvester
 from commands.options.formats import output_option
 from commands.options.groups import fill, with_options
 from commands.options.harvesters import (
@@ -37,6 +39,11 @@ if TYPE_CHECKING:
     from operations.read.owners import OwnerObjects
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReleaseOptions(HarvesterOptions, ChangeOptions):
+    """The Harvesters whose addresses to release, and how to ask and report."""
+
+
 @click.group(
     epilog="""\b
 Examples:
@@ -55,7 +62,12 @@ def _options(command: Any) -> Any:
         harvester_namespace_options,
         insecure_option,
         management_options,
-        click.argument("names", metavar="[POOL]...", nargs=-1),
+        click.argument(
+            "names",
+            metavar="[POOL]...",
+            nargs=-1,
+            shell_complete=complete_on_harvester(resources.IP_POOLS),
+        ),
     )
 
 
@@ -94,7 +106,7 @@ def audit(names: tuple[str, ...], *, wrong: bool, output: str, options: Harveste
     if output == "text":
         out.show(console(), result.reports, only_wrong=wrong)
     else:
-        print_data(result.reports, output)
+        print_data(output, items=result.reports, unseen=list(map(str, result.unseen)))
     out.show_unseen(result.unseen)
 
     # What is wrong weighs more than what could not be read.
@@ -114,10 +126,9 @@ Exit status: 0 done or nothing to do, 1 aborted or failed, 2 something cannot be
 """,
 )
 @_options
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--dry-run", is_flag=True, help="Show what would be released, and change nothing.")
-@fill(change=ChangeOptions, options=HarvesterOptions)
-def release(names: tuple[str, ...], *, change: ChangeOptions, options: HarvesterOptions) -> None:
+@change_options
+@fill(options=ReleaseOptions)
+def release(names: tuple[str, ...], *, options: ReleaseOptions) -> None:
     """Release addresses that this management cluster reserved for machines and load balancers that
     no longer exist.
 
@@ -137,20 +148,34 @@ def release(names: tuple[str, ...], *, change: ChangeOptions, options: Harvester
         echo(f"IPPool {report.name} on {report.harvester}: {report.error}", err=True)
 
     plans = [report for report in result.reports if report.wrong and not report.error]
-    all_released = True
-    if plans:
+    released = [False] * len(plans)
+    if plans and options.is_text:
         out.show_plan(plans)
-        if not change.dry_run:
-            confirm(change, "Make these changes on Harvester?")
-            all_released = run(_release(plans, options))
-    elif result.unseen or invalid:
-        echo("Nothing to release, but something cannot be read")
-    else:
-        echo("Nothing to release: no address has leaked, and all counts are correct")
+    if plans and not options.dry_run:
+        confirm(options, "Make these changes on Harvester?")
+        released = run(_release(plans, options))
 
-    if invalid or not all_released:
+    if not options.is_text:
+        _report(result, plans, released, options.output)
+    elif not plans and (result.unseen or invalid):
+        echo("Nothing to release, but something cannot be read")
+    elif not plans:
+        echo("Nothing to release: no address has leaked, and all counts are correct")
+    if invalid or not (options.dry_run or all(released)):
         sys.exit(1)
     sys.exit(2 if result.unseen else 0)
+
+
+def _report(
+    audit: _Audit, plans: Sequence[PoolReport], released: Sequence[bool], output: str
+) -> None:
+    """Write the pools that are released as data."""
+    from operations.status.model import as_json
+
+    items = [
+        {**as_json(plan), "applied": applied} for plan, applied in zip(plans, released, strict=True)
+    ]
+    print_data(output, unseen=list(map(str, audit.unseen)), items=items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +217,8 @@ async def _audit(names: Iterable[str], options: HarvesterOptions, step: Step) ->
     return _Audit(tuple(reports), tuple(unseen))
 
 
-async def _release(plans: list[PoolReport], options: HarvesterOptions) -> bool:
-    """Release pool by pool, and print each result at once. Return whether all could be released."""
+async def _release(plans: list[PoolReport], options: ReleaseOptions) -> list[bool]:
+    """Release pool by pool, and print each result at once. Return which could be released."""
     from operations.read.owners import read_owners
 
     async with management_client(options) as management:
@@ -201,15 +226,25 @@ async def _release(plans: list[PoolReport], options: HarvesterOptions) -> bool:
         owners = await read_owners(management, namespace_of(options))
         async with harvester_clients(management, options) as (harvesters, _):
             by_server = {harvester.server: harvester for harvester in harvesters}
-            results = [
-                await _release_pool(management, by_server.get(plan.harvester), plan, owners)
+            return [
+                await _release_pool(
+                    management,
+                    by_server.get(plan.harvester),
+                    plan,
+                    owners,
+                    to_stderr=not options.is_text,
+                )
                 for plan in plans
             ]
-    return all(results)
 
 
 async def _release_pool(
-    management: ApiClient, harvester: HarvesterClient | None, plan: PoolReport, owners: OwnerObjects
+    management: ApiClient,
+    harvester: HarvesterClient | None,
+    plan: PoolReport,
+    owners: OwnerObjects,
+    *,
+    to_stderr: bool,
 ) -> bool:
     """Release what has leaked from a pool, and print the result. Return whether it succeeded.
 
@@ -217,6 +252,7 @@ async def _release_pool(
     :param harvester: the Harvester of the pool, None if no cluster uses it now
     :param plan: the pool as it was audited
     :param owners: all objects that may hold addresses
+    :param to_stderr: whether the result goes to the standard error, because the output is data
     """
     from caphv.runtime.errors import RequestError
     from operations.capacity.poolreader import apply_repair
@@ -231,5 +267,5 @@ async def _release_pool(
         echo(f"IPPool {plan.name} on {plan.harvester}: {failure}", err=True)
         return False
     count = len(report.leaked) if report else 0
-    echo(f"IPPool {plan.name}: released {counted(count, 'address')}")
+    echo(f"IPPool {plan.name}: released {counted(count, 'address')}", err=to_stderr)
     return True

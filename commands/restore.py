@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,14 +17,17 @@ from commands.access.changes import confirm
 from commands.access.management import management_client, run
 from commands.errors import InputError
 from commands.options.changes import ChangeOptions
+from commands.options.formats import output_option
 from commands.options.groups import fill
 from commands.options.management import ManagementOptions, management_options
 from commands.options.passphrase import passphrase_options, read_passphrase
+from commands.output.data import print_data
 from commands.output.echo import echo
 from commands.output.progress import patient_progress
 
 if TYPE_CHECKING:
     from operations.backup.files import Backup
+    from operations.backup.order import Step
     from operations.backup.writing import Restore
 
 
@@ -39,6 +43,10 @@ class RestoreOptions(ManagementOptions, ChangeOptions):
     stopped: bool
     show_ip_pools: bool
     harvester_server: str
+
+    def say(self, text: str) -> None:
+        """Write a line for people: to standard error if the output is data."""
+        echo(text, err=not self.is_text)
 
 
 @click.command(
@@ -102,6 +110,7 @@ missing, or objects differ or are refused.
     "-y", "--yes", is_flag=True, help="Create the objects without asking; they stay paused."
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be created, and change nothing.")
+@output_option()
 @management_options
 @fill(options=RestoreOptions)
 def restore(directory: Path, options: RestoreOptions) -> None:
@@ -128,6 +137,8 @@ def restore(directory: Path, options: RestoreOptions) -> None:
         raise InputError(str(error)) from None
 
     if options.show_ip_pools:
+        if not options.is_text:
+            raise click.UsageError("--show-ip-pools writes manifests: leave out --output")
         _show_pools(backup, options.harvester_server)
         return
     if options.harvester_server:
@@ -138,12 +149,16 @@ def restore(directory: Path, options: RestoreOptions) -> None:
     with patient_progress() as step:
         step("comparing with the management cluster")
         plan = run(_prepare(backup, options))
+    # Read back, objects that were created would be the same as those of the backup.
+    steps = plan.steps()
     pending, is_different = _show(plan, options)
     if options.dry_run:
-        is_accepted = _try_creation(plan, options)
-        sys.exit(0 if is_whole and not is_different and is_accepted else 1)
+        refused = _try_creation(plan, options)
+        _report(plan, steps, options, refused=refused)
+        sys.exit(0 if is_whole and not is_different and not refused else 1)
     if not pending and not is_paused_by_us(plan):
-        echo("Nothing to do: all objects exist, and none is paused by this restore")
+        options.say("Nothing to do: all objects exist, and none is paused by this restore")
+        _report(plan, steps, options)
         return
 
     # After an interrupted restore, all objects may exist, so that only their pause must end.
@@ -165,8 +180,53 @@ def restore(directory: Path, options: RestoreOptions) -> None:
             "--accept-differences"
         )
         _fail(failed, f"Created objects differ from the backup, and all stay paused. {remedy}")
-    echo(f"Verified {counted(len(backup.objects), 'object')}; differences: {len(failed)}")
-    _resume(plan, options)
+    options.say(f"Verified {counted(len(backup.objects), 'object')}; differences: {len(failed)}")
+    is_running = _resume(plan, options)
+    _report(plan, steps, options, applied=True, paused=not is_running)
+    if not is_running:
+        sys.exit(1)
+
+
+def _report(
+    plan: Restore,
+    steps: Sequence[Step],
+    options: RestoreOptions,
+    *,
+    applied: bool = False,
+    paused: bool = False,
+    refused: Sequence[str] = (),
+) -> None:
+    """Write the restore as data, unless the output is text.
+
+    :param plan: the restore
+    :param steps: the steps before the restore
+    :param options: the format
+    :param applied: whether objects were created
+    :param paused: whether the restored clusters stay paused
+    :param refused: objects that a dry run refuses, with the reason
+    """
+    from operations.backup.order import Action
+
+    if options.is_text:
+        return
+    items = [
+        {
+            "object": str(step.identity),
+            "action": step.action,
+            "wrong": step.action is Action.DIFFERENT and not options.keep_existing,
+            "applied": applied and step.action is Action.CREATE,
+        }
+        for step in steps
+    ]
+    print_data(
+        options.output,
+        server=plan.server,
+        clusters=plan.backup.clusters,
+        paused=paused,
+        refused=refused,
+        unseen=plan.backup.unseen,
+        items=items,
+    )
 
 
 def _show_pools(backup: Backup, server: str) -> None:
@@ -208,8 +268,11 @@ def _show_pools(backup: Backup, server: str) -> None:
         sys.exit(1)
 
 
-def _resume(plan: Restore, options: RestoreOptions) -> None:
-    """End the pause, once the user confirms that the old management cluster is stopped."""
+def _resume(plan: Restore, options: RestoreOptions) -> bool:
+    """End the pause, once the user confirms that the old management cluster is stopped.
+
+    Return whether it was ended.
+    """
     from operations.backup.writing import unpause
 
     origin = plan.backup.origin
@@ -219,16 +282,17 @@ def _resume(plan: Restore, options: RestoreOptions) -> None:
     # If the backup is restored where it was made, no other management cluster can interfere.
     is_same = bool(origin and origin.uid and origin.uid == plan.uid)
     if not is_same and not options.stopped:
-        echo(f"Old management cluster: {old}")
+        options.say(f"Old management cluster: {old}")
         if options.yes or not sys.stdin.isatty():
-            echo(
+            options.say(
                 "All clusters stay paused. Stop the old management cluster, then run the command "
                 "again with --old-management-cluster-stopped"
             )
-            sys.exit(1)
-        if not click.confirm("Is it stopped, or are its provider and clusters deleted?"):
-            echo("All clusters stay paused. Run the command again when it is stopped")
-            sys.exit(1)
+            return False
+        question = "Is it stopped, or are its provider and clusters deleted?"
+        if not click.confirm(question, err=not options.is_text):
+            options.say("All clusters stay paused. Run the command again when it is stopped")
+            return False
 
     async def unpause_all() -> list[str]:
         async with management_client(options) as client:
@@ -236,7 +300,8 @@ def _resume(plan: Restore, options: RestoreOptions) -> None:
 
     if failed := run(unpause_all()):
         _fail(failed, "Some objects are still paused. Run the command again")
-    echo(f"Restored. The provider now adopts the VMs. Follow it: {remedies.FOLLOW_ALL}")
+    options.say(f"Restored. The provider now adopts the VMs. Follow it: {remedies.FOLLOW_ALL}")
+    return True
 
 
 def _show_missing(backup: Backup, options: RestoreOptions) -> bool:
@@ -248,7 +313,9 @@ def _show_missing(backup: Backup, options: RestoreOptions) -> bool:
     from operations.backup.preflight import clusters_of_rancher
 
     if origin := backup.origin:
-        echo(f"Backup of {origin.created} from {origin.server}: {', '.join(backup.clusters)}")
+        options.say(
+            f"Backup of {origin.created} from {origin.server}: {', '.join(backup.clusters)}"
+        )
     missing = missing_of(backup)
     for name, reason in missing.items():
         echo(f"missing: {name} ({reason})", err=True)
@@ -292,11 +359,13 @@ def _show(plan: Restore, options: RestoreOptions) -> tuple[int, bool]:
     for action in Action:
         counts = Counter(step.identity.kind for step in steps if step.action is action)
         if counts:
-            echo(f"{counted(sum(counts.values()), 'object')}: {action}")
+            options.say(f"{counted(sum(counts.values()), 'object')}: {action}")
             for kind, count in sorted(counts.items()):
-                echo(f"  {count:>5}  {kind}")
+                options.say(f"  {count:>5}  {kind}")
     for identity in requested_deletions(steps):
-        echo(f"note: {identity} was being deleted. It is restored; delete it again afterwards")
+        options.say(
+            f"note: {identity} was being deleted. It is restored; delete it again afterwards"
+        )
 
     pending = sum(step.action is Action.CREATE for step in steps)
     different = [step.identity for step in steps if step.action is Action.DIFFERENT]
@@ -308,8 +377,8 @@ def _show(plan: Restore, options: RestoreOptions) -> tuple[int, bool]:
     return pending, True
 
 
-def _try_creation(plan: Restore, options: RestoreOptions) -> bool:
-    """Create all objects in dry runs, and show refusals; return whether all are accepted."""
+def _try_creation(plan: Restore, options: RestoreOptions) -> Sequence[str]:
+    """Create all objects in dry runs; show and return refusals."""
     from operations.backup.dryrun import DryRun, try_creation
 
     async def try_all() -> DryRun:
@@ -321,11 +390,11 @@ def _try_creation(plan: Restore, options: RestoreOptions) -> bool:
         echo(f"Error: refused: {text}", err=True)
     if result.namespaces:
         names = ", ".join(result.namespaces)
-        echo(
+        options.say(
             f"creates new namespaces: {names}; objects in them are validated only when they are "
             "created"
         )
-    return not result.refused
+    return result.refused
 
 
 def _refuse(message: str, options: RestoreOptions) -> None:

@@ -25,7 +25,7 @@ from commands.options.management import (
     namespace_options,
     selection,
 )
-from commands.output.data import print_data
+from commands.output.data import fields_of, print_data
 from commands.output.progress import patient_progress
 from commands.output.quiet import quiet
 
@@ -53,7 +53,7 @@ Examples:
   caphv status -A --watch               refreshed on every change
   caphv status production -n team-a --deep
   caphv status -A --serve               a live page at the printed address
-  caphv status -A -o json | jq '.clusters[] | select(.wrong)'
+  caphv status -A -o json | jq '.items[] | select(.wrong)'
 
 Exit status: 0 no problem, 1 a problem, or the provider does not run, 2 the management cluster
 cannot be read.
@@ -125,7 +125,7 @@ def status(
     if output == "text":
         _show(overview, chosen)
     else:
-        print_data(overview, output)
+        print_data(output, **fields_of(overview, items="clusters"))
     _show_unseen(overview)
     sys.exit(1 if overview.wrong else 0)
 

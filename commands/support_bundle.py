@@ -9,6 +9,7 @@ import click
 from caphv.api.counting import counted
 from commands.access.management import management_client, run
 from commands.doctor import run_checks
+from commands.options.formats import output_option
 from commands.options.groups import fill
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
@@ -20,6 +21,7 @@ from commands.options.management import (
     selection,
 )
 from commands.options.outputfile import FileOptions, OutputFile, file_options, write_private
+from commands.output.data import document, fields_of, print_data
 from commands.output.progress import Step, patient_progress
 
 
@@ -42,11 +44,17 @@ Examples:
     help="Namespace of the provider.",
 )
 @file_options("Archive to write, with mode 0600.  [default: caphv-support-TIME.tar.gz]")
+@output_option()
 @insecure_option
 @management_options
 @fill(target=FileOptions, scope=ScopeOptions)
 def support_bundle(
-    clusters: tuple[str, ...], provider_namespace: str, target: FileOptions, *, scope: ScopeOptions
+    clusters: tuple[str, ...],
+    provider_namespace: str,
+    output: str,
+    target: FileOptions,
+    *,
+    scope: ScopeOptions,
 ) -> None:
     """Write an archive with clusters, checks, objects on the management cluster and on Harvester,
     Events and the provider's logs.
@@ -64,7 +72,10 @@ def support_bundle(
     from operations.doctor.supportbundle import archive
 
     write_private(file, archive(files, name))
-    click.echo(f"wrote {counted(len(files), 'file')} to {file}, readable only by you")
+    if output == "text":
+        click.echo(f"wrote {counted(len(files), 'file')} to {file}, readable only by you")
+    else:
+        print_data(output, file=str(file), items=[{"name": name} for name in files])
 
 
 async def _collect(
@@ -93,8 +104,10 @@ async def _collect(
         # Logs are plain text, which the API client cannot read.
         connection = await own_configuration(scope.kubeconfig, scope.context)
         return {
-            "overview.json": bundle.json_file(answer.overview),
-            "doctor.json": bundle.json_file(tuple(checks)),
+            "overview.json": bundle.json_file(
+                document(**fields_of(answer.overview, items="clusters"))
+            ),
+            "doctor.json": bundle.json_file(document(items=checks)),
             "events.txt": await bundle.read_events(
                 client, {provider_namespace, *(key.namespace for key in keys)}
             ),

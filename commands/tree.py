@@ -18,7 +18,7 @@ from commands.options.management import (
     namespace_options,
     selection,
 )
-from commands.output.data import print_data
+from commands.output.data import fields_of, print_data
 from commands.output.progress import patient_progress
 
 
@@ -73,6 +73,6 @@ def tree(
         out.show_causes(out.console(), overview, now)
         out_tree.show(out.console(), overview.clusters, conditions=conditions)
     else:
-        print_data(overview, output)
+        print_data(output, **fields_of(overview, items="clusters"))
     out.show_unseen(overview)
     sys.exit(1 if overview.wrong else 0)

@@ -13,7 +13,7 @@ from caphv.api.object import Obj
 from caphv.api.quantity import readable
 from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import FLEET_VERSION
-from commands.options.formats import output_option
+from commands.options.formats import DATA_FORMATS, output_option
 from commands.output.echo import echo
 
 if TYPE_CHECKING:
@@ -59,16 +59,7 @@ Exit status: 0 valid, 1 invalid, 2 usage error or unreadable input.
     required=True,
     type=click.Path(allow_dash=True),
 )
-@output_option(
-    "text",
-    "json",
-    "sarif",
-    "github",
-    help_text=(
-        "text for people, json for scripts, sarif for code scanners, github for annotations of a "
-        "workflow."
-    ),
-)
+@output_option(*DATA_FORMATS, "sarif", "github")
 @click.option(
     "--fail-on",
     type=click.Choice(["error", "warning"]),

@@ -19,7 +19,7 @@ from commands.output.data import print_data
 from commands.output.quiet import quiet
 
 if TYPE_CHECKING:
-    from caphv.api.object import Key
+    from caphv.api.object import Key, Obj
     from operations.change.changes import Plan
     from operations.read.objects import ManagementObjects
 
@@ -75,13 +75,20 @@ def agree(plan: Plan, change: ChangeOptions, question: str, *, force: bool, wait
 
 
 def report(plan: Plan, change: ChangeOptions, *, applied: bool) -> None:
-    """Write a plan as data."""
-    from operations.status.model import as_json
+    """Write a plan as data, unless the output is text."""
+    if not change.is_text:
+        print_data(change.output, items=[plan_item(plan, applied=applied)])
 
-    if change.is_text:
-        return
-    parts = {name: as_json(getattr(plan, name)) for name in ("changes", "pending", "checks")}
-    print_data({"cluster": str(plan.cluster), **parts, "applied": applied}, change.output)
+
+def plan_item(plan: Plan, *, applied: bool) -> Obj:
+    """Return the plan of a cluster as an item of a document."""
+    return {
+        "cluster": str(plan.cluster),
+        "changes": plan.changes,
+        "pending": plan.pending,
+        "checks": plan.checks,
+        "applied": applied,
+    }
 
 
 def apply_plan(plan: Plan, management: ManagementOptions) -> None:

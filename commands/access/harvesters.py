@@ -25,8 +25,6 @@ async def harvester_clients(
     if options.all_namespaces and options.namespace:
         raise click.UsageError("--all-namespaces and --namespace are mutually exclusive")
     from caphv.api import resources
-    from caphv.runtime.client import ApiClient
-    from caphv.runtime.clientconfig import own_configuration
     from caphv.runtime.errors import Forbidden
     from operations.read.accounts import read_accounts
     from operations.read.harvesterclient import HarvesterClient
@@ -42,11 +40,8 @@ async def harvester_clients(
     async with AsyncExitStack() as stack:
         if options.harvester_kubeconfig:
             targets = frozenset(str(obj["spec"]["targetNamespace"]) for obj in clusters)
-            client = ApiClient(
-                await own_configuration(options.harvester_kubeconfig), name="harvester"
-            )
-            stack.push_async_callback(client.close)
-            yield [HarvesterClient(client, targets)], []
+            lent = kubeconfig_client(options.harvester_kubeconfig, targets)
+            yield [await stack.enter_async_context(lent)], []
             return
 
         identities, hidden = await read_accounts(management, clusters)
@@ -72,3 +67,19 @@ async def harvester_clients(
                 others=(*harvester.others, client),
             )
         yield list(harvesters.values()), hidden
+
+
+@asynccontextmanager
+async def kubeconfig_client(
+    kubeconfig: str, namespaces: frozenset[str]
+) -> AsyncIterator[HarvesterClient]:
+    """Lend a client for the Harvester of a kubeconfig, and the namespaces that clusters use."""
+    from caphv.runtime.client import ApiClient
+    from caphv.runtime.clientconfig import own_configuration
+    from operations.read.harvesterclient import HarvesterClient
+
+    client = ApiClient(await own_configuration(kubeconfig), name="harvester")
+    try:
+        yield HarvesterClient(client, namespaces)
+    finally:
+        await client.close()

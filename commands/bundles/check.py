@@ -92,7 +92,7 @@ input, or no helm.
 @render_options
 @repository_options
 @charts_options
-@output_option("table", "json", "yaml")
+@output_option()
 @fill(options=CheckOptions)
 def check(options: CheckOptions) -> None:
     """Check what the bundles of clusters would install, with charts rendered by helm.

@@ -34,7 +34,7 @@ from commands.errors import InputError
 from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import helm_secret_options
 from commands.options.clusters import cluster_options
-from commands.options.formats import output_option
+from commands.options.formats import DATA_FORMATS, output_option
 from commands.options.groups import fill
 from commands.options.repository import (
     RepositoryOptions,
@@ -265,7 +265,7 @@ def _gitrepos(options: PrintOptions, given: SelectedClusters) -> tuple[str, Batc
     epilog="""\b
 Examples:
   caphv bundles diff clusters/ --repo https://git.example.com/fleet.git
-  caphv bundles diff --folder fleet/ -o table                   clusters with the number of lines
+  caphv bundles diff --folder fleet/ -o text                    clusters with the number of lines
   caphv bundles diff cluster.yaml --folder fleet/               one cluster
   caphv bundles diff clusters/ --prune --folder fleet/          with removals, as `push --prune`
 
@@ -279,7 +279,7 @@ or unreadable input.
 @PRUNE
 # The flag remains for old scripts; what it requested is now the default.
 @click.option("--partial", is_flag=True, hidden=True)
-@output_option("diff", "table", "json", "yaml")
+@output_option("diff", *DATA_FORMATS)
 @fill(options=DiffOptions)
 def diff(options: DiffOptions, *, partial: bool) -> None:
     """Show what a push would change, as a unified diff or as a summary."""
@@ -307,7 +307,7 @@ or unreadable input.
 @render_options
 @repository_options
 @PARTIAL
-@output_option("table", "json", "yaml")
+@output_option()
 @fill(options=VerifyOptions)
 def verify(options: VerifyOptions) -> None:
     """Check that a repository contains the bundles of its clusters, and list all differences."""
@@ -337,7 +337,7 @@ rejected, 2 usage error or unreadable input.
 @commit_options
 @PRUNE
 @prune_option
-@output_option("table", "json", "yaml")
+@output_option()
 @fill(options=PushOptions)
 def push(options: PushOptions) -> None:
     """Commit the bundles of all given clusters in one commit.
@@ -378,7 +378,7 @@ input.
 """,
 )
 @repository_options
-@output_option("table", "json", "yaml")
+@output_option()
 @fill(options=RepositoryOptions)
 def list_(*, output: str, options: RepositoryOptions) -> None:
     """List the clusters of a repository with their pinned versions, newer versions and the hash of

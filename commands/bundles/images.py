@@ -10,7 +10,7 @@ import click
 from commands.bundles.check import CheckOptions, charts_options, open_checker
 from commands.bundles.common import exit_status, render_options, rendered_clusters
 from commands.options.clusters import cluster_options
-from commands.options.formats import output_option
+from commands.options.formats import DATA_FORMATS, output_option
 from commands.options.groups import fill
 from commands.options.repository import repository_options
 from commands.output.echo import echo
@@ -35,7 +35,7 @@ error, unreadable input, or no helm.
 @render_options
 @repository_options
 @charts_options
-@output_option("table", "images", "charts", "json", "yaml")
+@output_option(*DATA_FORMATS, "images", "charts")
 @fill(options=CheckOptions)
 def images(options: CheckOptions) -> None:
     """List the charts and images of clusters, for the mirror of an air-gapped site.

@@ -71,7 +71,7 @@ error or unreadable input.
 @CONTEXT
 @render_options
 @repository_options
-@output_option("table", "json", "yaml")
+@output_option()
 @fill(options=TraceOptions)
 def trace(options: TraceOptions) -> None:
     """Trace a setting of a cluster's add-ons: definition, commit, GitRepo, Bundle,

@@ -112,7 +112,7 @@ reverted or stopped, left clusters out or timed out, 2 usage error or unreadable
     "--dry-run", is_flag=True, help="Show the differences or the waves, and commit nothing."
 )
 @prune_option
-@output_option("table", "json", "yaml")
+@output_option()
 @fill(options=waves.UpgradeOptions)
 def upgrade(options: waves.UpgradeOptions) -> None:
     """Change the pinned versions of charts and templates.
@@ -171,7 +171,7 @@ def _upgrade(
     if options.dry_run:
         planned = Planner(bundler).plan(snapshot, state)
         plan = planned.plan
-        form = "diff" if options.output == "table" else options.output
+        form = "diff" if options.output == "text" else options.output
         text = out.DIFFERENCES[form](diff_clusters(planned.batch, plan, snapshot))
     else:
         reason = Reason(options.message or f"Upgrade to release {target.release} of the bundles.")

@@ -41,7 +41,7 @@ Exit status: 0 done or nothing to do, 1 a chart is not available, or clusters ca
 @repository_options
 @charts_options
 @commit_options
-@output_option("table", "json", "yaml")
+@output_option()
 @fill(options=CheckOptions)
 def vendor(options: CheckOptions) -> None:
     """Commit the charts that Fleet installs in the given clusters, once for all clusters, with

@@ -66,7 +66,7 @@ def question_options(command: _Command) -> _Command:
 
 def change_options(command: _Command) -> _Command:
     """Add the options of a command that changes something: `yes`, `dry_run` and `output`."""
-    return with_options(command, output_option(help_text="Output format."), question_options)
+    return with_options(command, output_option(), question_options)
 
 
 def timeout_option(default: str, help_text: str) -> Callable[[_Command], _Command]:

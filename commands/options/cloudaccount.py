@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 import click
 
+from caphv.api.object import NAMESPACES
 from commands.access.changes import confirm
 from commands.options.changes import ChangeOptions
+from commands.options.completion import complete_on_harvester
 from commands.options.formats import output_option
 from commands.options.groups import with_options
 from commands.options.outputfile import FileOptions, file_options
@@ -62,6 +64,7 @@ def account_options(command: _Command) -> _Command:
             required=True,
             callback=_check_name,
             metavar="NAMESPACE",
+            shell_complete=complete_on_harvester(NAMESPACES),
             help="Namespace of the cluster's VMs on Harvester.",
         ),
         click.argument("name", callback=_check_name),
@@ -79,10 +82,6 @@ def output_options(command: _Command) -> _Command:
             "secret",
             "json",
             "yaml",
-            help_text=(
-                "User data for VMs, the kubeconfig alone, the Secret for a running cluster, or "
-                "data about all of it."
-            ),
         ),
         click.option(
             "--server",

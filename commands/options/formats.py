@@ -11,7 +11,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 DATA_FORMATS = ("text", "json", "yaml")
 
 
-def output_option(*formats: str, help_text: str | None = None) -> Callable[[_Command], _Command]:
+def output_option(*formats: str) -> Callable[[_Command], _Command]:
     """Add the option `output`. Defaults to `DATA_FORMATS`; the first format is the default."""
     choices = formats or DATA_FORMATS
     return click.option(
@@ -20,5 +20,5 @@ def output_option(*formats: str, help_text: str | None = None) -> Callable[[_Com
         type=click.Choice(choices),
         default=choices[0],
         show_default=True,
-        help=help_text,
+        help="Output format.",
     )

@@ -40,10 +40,10 @@ def _line(located: Located) -> str:
 
 def _content(clusters: Sequence[Checked]) -> Any:
     return {
-        "ok": all(located.finding.advice for cluster in clusters for located in cluster.findings),
-        "clusters": [
+        "items": [
             {
                 "name": cluster.cluster,
+                "wrong": not all(located.finding.advice for located in cluster.findings),
                 "charts": [
                     {
                         "bundle": chart.bundle,
@@ -110,7 +110,8 @@ def _charts(charts: Sequence[ChartImages]) -> str:
 
 def _mirror_content(charts: Sequence[ChartImages]) -> Any:
     return {
-        "charts": [
+        "images": sorted({image for chart in charts for image in chart.images}),
+        "items": [
             {
                 "name": chart.chart.name,
                 "repo": chart.chart.repo,
@@ -120,7 +121,6 @@ def _mirror_content(charts: Sequence[ChartImages]) -> Any:
             }
             for chart in charts
         ],
-        "images": sorted({image for chart in charts for image in chart.images}),
     }
 
 

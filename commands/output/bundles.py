@@ -14,13 +14,12 @@ from caphv.api.counting import counted
 from caphv.api.object import Key, Obj
 from caphv.api.plaintext import printable
 from commands.access.clusters import SelectedClusters
-from commands.output.data import data_text
+from commands.output.data import data_text, fields_of
 from commands.output.validate import colour
 from packager.addons.versions import Versions
 from packager.contents.diff import FOREIGN_FILE, ClusterDiff, FileChange, State
 from packager.contents.inventory import RepositoryCluster, UpgradeWave
 from packager.git.result import Result
-from packager.rendering import yaml
 from packager.rendering.bundler import Batch
 from packager.rendering.rendered import TEMPLATE_RULE, Rendered
 from packager.upgrade import rollout, rolloutfile
@@ -36,6 +35,7 @@ __all__ = [
     "VERIFIED",
     "WAVES",
     "colour",
+    "commit_fields",
     "formats",
     "problems",
     "summary",
@@ -115,8 +115,8 @@ def _waves(waves: Sequence[Wave], target: Versions) -> str:
 def _waves_content(waves: Sequence[Wave], target: Versions) -> Obj:
     return {
         "release": target.release,
-        "waves": [
-            {"wave": wave.name, "clusters": [str(facts.key) for facts in wave.clusters]}
+        "items": [
+            {"name": wave.name, "clusters": [str(facts.key) for facts in wave.clusters]}
             for wave in waves
         ],
     }
@@ -137,6 +137,10 @@ def _rollout_text(upgrade: Rollout) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def _rollout_fields(upgrade: Rollout) -> Obj:
+    return fields_of(rolloutfile.as_data(upgrade), items="waves")
+
+
 # Rendered bundles
 
 
@@ -147,12 +151,12 @@ def _stream(batch: Batch) -> str:
 
 def _files(batch: Batch) -> Obj:
     return {
-        "clusters": [
+        "suspended": sorted(map(str, batch.suspended)),
+        "items": [
             _cluster(result)
             | {"files": {path: content.decode() for path, content in sorted(result.tree.items())}}
             for result in batch.rendered
         ],
-        "suspended": sorted(map(str, batch.suspended)),
     }
 
 
@@ -226,7 +230,7 @@ def _changes_table(clusters: Sequence[ClusterDiff]) -> str:
 
 def _changes(clusters: Sequence[ClusterDiff]) -> Obj:
     return {
-        "clusters": [
+        "items": [
             _comparison(cluster) | {"changes": [_change(change) for change in cluster.changes]}
             for cluster in clusters
         ]
@@ -263,16 +267,20 @@ def _verdicts(clusters: Sequence[ClusterDiff]) -> str:
 
 def _proof(clusters: Sequence[ClusterDiff]) -> Obj:
     return {
-        "verified": all(cluster.is_current for cluster in clusters),
-        "clusters": [
+        "items": [
             _comparison(cluster) | {"files": [change.path for change in cluster.changes]}
             for cluster in clusters
-        ],
+        ]
     }
 
 
 def _comparison(cluster: ClusterDiff) -> Obj:
-    return {"name": cluster.name, "state": cluster.state.value, "why": list(cluster.why)}
+    return {
+        "name": cluster.name,
+        "state": cluster.state.value,
+        "wrong": not cluster.is_current,
+        "why": list(cluster.why),
+    }
 
 
 def _state(cluster: ClusterDiff) -> str:
@@ -317,26 +325,35 @@ def _changes_of(result: Result) -> Iterable[tuple[str, Iterable[str]]]:
     return ("added", plan.added), ("changed", plan.changed), ("removed", map(str, plan.removed))
 
 
-def merge_request(result: Result) -> Obj:
-    """Return the field with the merge request of a push for review, nothing for another push."""
+def _merge_request(result: Result) -> Obj:
     request = result.merge_request
     if request is None:
         return {}
     return {"mergeRequest": {"address": request.address, "open": request.is_open}}
 
 
-def _result(result: Result) -> Obj:
+def commit_fields(result: Result) -> Obj:
+    """Return a commit as fields of a document, with an item for each bundle or definition."""
     plan = result.plan
+    items: list[Obj] = [
+        {"name": name, "change": verb, "wrong": False}
+        for verb, names in _changes_of(result)
+        for name in names
+    ]
+    items += [
+        {"name": item.what, "change": "left", "wrong": True, "why": item.why}
+        for item in (*plan.held, *plan.refused)
+    ]
+    items += [
+        {"name": path, "change": "foreign", "wrong": True, "why": FOREIGN_FILE}
+        for path in plan.foreign
+    ]
     return {
         "commit": result.commit,
         "branch": result.branch,
-        **merge_request(result),
-        "added": list(plan.added),
-        "changed": list(plan.changed),
-        "removed": [str(removal) for removal in plan.removed],
-        "left": [{"what": item.what, "why": item.why} for item in (*plan.held, *plan.refused)],
-        "foreign": list(plan.foreign),
+        **_merge_request(result),
         "files": {"written": sorted(plan.write), "removed": sorted(plan.delete)},
+        "items": items,
     }
 
 
@@ -359,11 +376,16 @@ def _inventory_table(clusters: Sequence[RepositoryCluster], newest: Versions) ->
 
 
 def _inventory(clusters: Sequence[RepositoryCluster], newest: Versions) -> Obj:
-    return {"newest": newest.as_data(), "clusters": list(map(_cluster_row, clusters))}
+    return {"newest": newest.as_data(), "items": list(map(_cluster_row, clusters))}
 
 
 def _cluster_row(cluster: RepositoryCluster) -> Obj:
-    row: Obj = {"name": cluster.name, "bundles": list(cluster.bundles), "fault": cluster.fault}
+    row: Obj = {
+        "name": cluster.name,
+        "bundles": list(cluster.bundles),
+        "fault": cluster.fault,
+        "wrong": bool(cluster.fault),
+    }
     if cluster.lockfile:
         row["versions"] = cluster.lockfile.versions.as_data()
         row["network"] = dict(cluster.lockfile.network)
@@ -400,20 +422,20 @@ def _cell(text: str) -> str:
 
 
 def formats(
-    text: Callable[..., str], content: Callable[..., Any], name: str = "table"
+    text: Callable[..., str], content: Callable[..., Any], name: str = "text"
 ) -> dict[str, Callable[..., str]]:
     """Return the formats of `-o`: the text for people, and the same content as JSON and YAML."""
     return {
         name: text,
-        "json": lambda *results: data_text(content(*results), "json"),
-        "yaml": lambda *results: yaml.dump(content(*results)),
+        "json": lambda *results: data_text("json", **content(*results)),
+        "yaml": lambda *results: data_text("yaml", **content(*results)),
     }
 
 
 RENDERED = {**formats(_tree, _files, "tree"), "yaml": _stream}
 DIFFERENCES = {**formats(_changes_table, _changes), "diff": _unified_diff}
 VERIFIED = formats(_verdicts, _proof)
-PUSHED = formats(_commit_text, _result)
+PUSHED = formats(_commit_text, commit_fields)
 WAVES = formats(_waves, _waves_content)
-UPGRADED = formats(_rollout_text, rolloutfile.as_data)
+UPGRADED = formats(_rollout_text, _rollout_fields)
 LISTED = formats(_inventory_table, _inventory)

@@ -25,11 +25,11 @@ def print_result(
         echo(f"{'warning' if problem.advice else 'error'}: {problem}", err=True)
     for failure in failures:
         echo(f"error: {failure}", err=True)
-    if options.output == "table":
+    if options.output == "text":
         for line in _lines(result, options):
             echo(line)
         return
-    print_data(_content(built, result), options.output)
+    print_data(options.output, **_fields(built, result))
 
 
 def _lines(result: Result, options: SyncOptions) -> Iterator[str]:
@@ -58,19 +58,11 @@ def _changes(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     yield "left", [f"{item.what}: {item.why}" for item in (*plan.held, *plan.refused)]
 
 
-def _content(built: BuildResult, result: Result) -> dict[str, Any]:
-    from commands.output.bundles import merge_request
+def _fields(built: BuildResult, result: Result) -> dict[str, Any]:
+    from commands.output.bundles import commit_fields
 
-    changes = dict(_changes(result.plan))
     return {
-        "commit": result.commit,
-        "branch": result.branch,
-        **merge_request(result),
-        "added": changes["added"],
-        "changed": changes["changed"],
-        "removed": changes["removed"],
-        "left": changes["left"],
-        "foreign": list(result.plan.foreign),
+        **commit_fields(result),
         "settings": {name: list(details) for name, details in result.plan.details.items()},
         "clusters": [str(key) for key in sorted(built.objects)],
         "faulty": [str(key) for key in sorted(built.invalid)],

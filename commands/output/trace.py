@@ -43,9 +43,10 @@ def _content(cluster: Key, setting: Stage | None, traces: Sequence[Trace]) -> An
     return {
         "cluster": str(cluster),
         **({"setting": _row(setting)} if setting else {}),
-        "bundles": [
+        "items": [
             {
                 "name": trace.bundle,
+                "wrong": bool(trace.stopped),
                 "stages": [_row(stage) for stage in trace.stages],
                 **({"stopped": trace.stopped.name} if trace.stopped else {}),
             }

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from caphv.validation.yaml import yaml_rules
 from caphv.validation.yaml.loader import Source
 from caphv.validation.yaml.tree import Document, FieldPath
 from caphv.validation.yaml.yaml_rules import Position, TextFinding, text_finding
+from commands.output.data import data_text
 
 _MAX_EXCERPT_WIDTH = 120
 
@@ -281,17 +283,17 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _json(report: Report) -> str:
-    content = {
-        "files": len(report.files),
-        "objects": report.objects,
-        "passedOver": report.passed_over,
-        "errors": report.errors,
-        "warnings": report.warnings,
-        "unreadable": report.unreadable,
-        "findings": [_finding(line) for line in report.lines],
-    }
-    return json.dumps(content, indent=2)
+def _data(output: str, report: Report) -> str:
+    return data_text(
+        output,
+        files=len(report.files),
+        objects=report.objects,
+        passedOver=report.passed_over,
+        errors=report.errors,
+        warnings=report.warnings,
+        unseen=report.unreadable,
+        items=[_finding(line) for line in report.lines],
+    ).rstrip()
 
 
 def _finding(line: Line) -> Obj:
@@ -300,6 +302,7 @@ def _finding(line: Line) -> Obj:
         "line": line.position.line,
         "column": line.position.column,
         "severity": line.severity,
+        "wrong": line.severity == "error",
         "rule": line.rule,
         "message": line.message,
     }
@@ -393,7 +396,8 @@ def _escape(text: str, *, property_too: bool = False) -> str:
 
 FORMATS: dict[str, Callable[[Report], str]] = {
     "text": _text,
-    "json": _json,
+    "json": partial(_data, "json"),
+    "yaml": partial(_data, "yaml"),
     "sarif": _sarif,
     "github": _github,
 }

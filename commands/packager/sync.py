@@ -159,7 +159,7 @@ rejected, 2 usage error or unreadable input.
 )
 @KUBECONFIG
 @CONTEXT
-@output_option("table", "json", "yaml")
+@output_option()
 @fill(options=SyncOptions)
 def sync(options: SyncOptions) -> None:
     """Turn cluster definitions into manifests and bundles, in one commit that names its source.

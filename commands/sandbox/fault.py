@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from commands.main import CONTEXT_SETTINGS, HelpfulGroup
+from commands.options.formats import output_option
+from commands.output.data import print_data
 from commands.sandbox.common import sandbox_options
 
 if TYPE_CHECKING:
@@ -65,9 +67,15 @@ def fault(ctx: click.Context, /, name: str | None, folder: Path | None) -> None:
 
 @fault.command("list")
 @sandbox_options
-def list_faults(name: str | None, folder: Path | None) -> None:
+@output_option()
+def list_faults(name: str | None, folder: Path | None, output: str) -> None:
     """List active faults."""
     active = _with_faults(_sandbox(name, folder), lambda faults: faults.active())
+    if output != "text":
+        fields = ("name", "target", "share", "delay")
+        items = [{field: getattr(item, field) for field in fields} for item in active]
+        print_data(output, items=items)
+        return
     for item in active:
         click.echo(str(item))
     if not active:

@@ -13,7 +13,7 @@ import click
 from commands.main import CONTEXT_SETTINGS
 from commands.options.formats import output_option
 from commands.options.groups import fill
-from commands.output.data import print_data
+from commands.output.data import fields_of, print_data
 from commands.sandbox.common import (
     BOOT_SECONDS,
     build_report,
@@ -172,15 +172,15 @@ Exit status: 0 all parts run, 1 otherwise.
 """,
 )
 @sandbox_options
-@output_option("table", "json", "yaml", help_text="Output format.")
+@output_option()
 def status(name: str | None, folder: Path | None, output: str) -> None:
     """Show the parts of a sandbox."""
     state = named_sandbox(name, folder).status()
     state["remedy"] = _remedy(state, name, folder)
-    if output == "table":
+    if output == "text":
         _print_table(state)
     else:
-        print_data(state, output)
+        print_data(output, **fields_of({"processes": [], **state}, items="processes"))
     if state["status"] != "running":
         sys.exit(NOT_RUNNING)
 

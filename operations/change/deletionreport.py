@@ -36,6 +36,11 @@ class PendingDeletion:
     paused: bool = False
     """Whether it waits for the end of its own pause, as a forced deletion does as well."""
 
+    @property
+    def wrong(self) -> bool:
+        """Whether action is needed."""
+        return self.stuck
+
 
 @dataclass(frozen=True, slots=True)
 class Leftover:

@@ -336,6 +336,8 @@ def as_json(value: Any) -> Any:
             if content != "" and content is not None
         }
 
+    if isinstance(value, dict):
+        return {name: as_json(content) for name, content in value.items()}
     if isinstance(value, (tuple, list)):
         return [as_json(item) for item in value]
     if isinstance(value, StrEnum):

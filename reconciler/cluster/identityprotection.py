@@ -173,12 +173,12 @@ async def running(client: ApiClient) -> str:
     return ""
 
 
-async def remove_all(client: ApiClient, secrets: Iterable[Obj]) -> list[str]:
+async def remove_all(client: ApiClient, secrets: Iterable[Obj]) -> dict[Key, str]:
     """Remove the finalizers of all providers from these Secrets.
 
-    Returns an error for each Secret that was not changed.
+    Returns the error of each Secret that was not changed.
     """
-    errors = []
+    errors = {}
     for secret in secrets:
         key = key_of(secret)
         metadata = secret["metadata"]
@@ -189,7 +189,7 @@ async def remove_all(client: ApiClient, secrets: Iterable[Obj]) -> list[str]:
         except NotFound:
             pass  # deleted meanwhile
         except ApiError as error:
-            errors.append(f"Secret {key}: {error}")
+            errors[key] = str(error)
     return errors
 
 

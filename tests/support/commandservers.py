@@ -64,11 +64,15 @@ class Servers:
             self.management.put({"apiVersion": KINDS[obj["kind"]].api_version, **obj})
 
     def data(self, *arguments: str) -> Any:
-        """Run a command that succeeds, and return its JSON, of a list its items."""
+        """Run a command that succeeds, and return the items of its JSON."""
         result = self.caphv(*arguments, "-o", "json")
         assert result.exit_code in (0, 1, 3), result.output
-        content = json.loads(result.stdout)
-        return content.get("items", content)
+        return json.loads(result.stdout)["items"]
+
+    def item(self, *arguments: str) -> Any:
+        """Run a command that succeeds, and return the only item of its JSON."""
+        (item,) = self.data(*arguments)
+        return item
 
     def _expanded(self, argument: str) -> list[str]:
         return ["--harvester-kubeconfig", str(self.kubeconfig)] if argument == "HARVESTER" else [argument]

@@ -95,7 +95,7 @@ class PlannedCluster:
         result = await self._caphv("plan", "-f", str(self._file), "-o", "json")
         assert result.exit_code in (0, 1, 3), result.output
         plan = json.loads(result.stdout)
-        clusters = plan["clusters"]
+        clusters = plan["items"]
         assert [each["unknown"] for each in clusters if each["unknown"]] == [], result.output
         return Effect(
             {each["object"]: each["action"] for each in plan["objects"]},

@@ -69,7 +69,7 @@ Examples:
     type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
     help="Checkout whose provider is measured, for example of an earlier version.",
 )
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def main(
     workloads: tuple[str, ...],
     idle_seconds: float,
@@ -101,7 +101,7 @@ def main(
         else:
             run = measure(name, idle_seconds, workload_servers, boot_seconds, provider)
         results[name] = uvloop.run(run)
-        if output == "table":
+        if output == "text":
             print_table(name, results[name])
 
     if output == "json":

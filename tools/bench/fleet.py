@@ -31,7 +31,7 @@ _CHARTS = ("harvester-cloud-provider", "harvester-csi-driver")
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--clusters", default=300, help="Clusters with RKE2 in the repository.")
 @click.option("--groups", default=10, help="GitRepos that they are spread over.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def main(clusters: int, groups: int, output: str) -> None:
     """Count what one changed setting of one cluster makes Fleet do, by who installs the charts."""
     rows = [

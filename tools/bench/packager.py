@@ -45,7 +45,7 @@ from tools.bench.clock import cpu_seconds, time_call
 @click.option(
     "--definitions", default=1000, help="ClusterDefinitions that are followed; 0 for none."
 )
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def main(clusters: int, rounds: int, definitions: int, output: str) -> None:
     """Measure the packager: all clusters from nothing, one changed setting, and nothing changed.
 

@@ -57,7 +57,7 @@ _COMMANDS = {
 @click.option(
     "--runs", default=5, help="Counted runs of each command, after one that is not counted."
 )
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def main(clusters: int, machines: int, runs: int, output: str) -> None:
     """Measure how long `caphv status` takes for a fleet, and how long the command line takes to
     start.

@@ -93,7 +93,7 @@ Examples:
     default=1,
     help="Processes that send; more than one only where there are cores for them.",
 )
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def main(
     clients: tuple[int, ...], reviews: int, soak: int, invalid: int, generators: int, output: str
 ) -> None:
@@ -109,11 +109,11 @@ def main(
         send_reviews(server, 8, 2000, invalid, generators)
         for count in clients:
             figures.append(measure(server, count, reviews, invalid, generators))
-            if output == "table":
+            if output == "text":
                 print_figures(figures[-1])
         if soak:
             figures.append(measure(server, 8, soak, invalid, generators) | {"soak": True})
-            if output == "table":
+            if output == "text":
                 print_figures(figures[-1])
 
     if output == "json":

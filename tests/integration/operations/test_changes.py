@@ -59,13 +59,13 @@ def test_a_topology_is_scaled_in_one_write_and_only_once(clusters: Management) -
     words = ("scale", "with/built", "--workers", "md-0=3", "--control-plane", "3", "--yes", "-o", "json")
     result, written = writes(clusters, *words)
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
+    (found,) = json.loads(result.stdout)["items"]
     assert (found["applied"], len(found["changes"]), written) == (True, 2, ["patch clusters"])
     topology = stored(clusters, "Cluster", "with", "built")["spec"]["topology"]
     assert topology["controlPlane"]["replicas"] == 3
     assert topology["workers"]["machineDeployments"] == [{"name": "md-0", "class": "workers", "replicas": 3}]
     result, written = writes(clusters, *words)
-    assert (result.exit_code, json.loads(result.stdout)["applied"], written) == (0, False, [])
+    assert (result.exit_code, json.loads(result.stdout)["items"][0]["applied"], written) == (0, False, [])
 
 
 def test_without_a_topology_the_deployment_is_scaled(clusters: Management) -> None:
@@ -88,7 +88,7 @@ def test_a_failed_check_forbids_a_change_unless_it_is_forced(clusters: Managemen
     words = ("upgrade", "without/plain", "--version", "v1.35.1+rke2r1", "--yes")
     result, written = writes(clusters, *words, "-o", "json")
     assert (result.exit_code, written) == (1, [])
-    failed = [check for check in json.loads(result.stdout)["checks"] if check["result"] == "error"]
+    failed = [check for check in json.loads(result.stdout)["items"][0]["checks"] if check["result"] == "error"]
     assert [check["id"] for check in failed] == ["version"]
     assert failed[0]["remedy"]
 
@@ -113,7 +113,7 @@ def test_without_a_topology_the_control_plane_is_upgraded_first(clusters: Manage
     assert (result.exit_code, written, "up to date" in result.output) == (3, [], False)
     assert "MachineDeployment without/plain-md-0, later" in result.output
     result, written = writes(clusters, *words, "--yes", "-o", "json")
-    found = json.loads(result.stdout)
+    (found,) = json.loads(result.stdout)["items"]
     assert (result.exit_code, written, found["applied"], found["changes"]) == (3, [], False, [])
     assert [(each["object"], each["after"]) for each in found["pending"]] == [
         ("MachineDeployment without/plain-md-0", NEXT)

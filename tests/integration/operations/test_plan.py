@@ -110,7 +110,7 @@ def plan(server: ApiServer, folder: Path, *objs: Obj, arguments: tuple[str, ...]
 
 
 def predicted(result: Result) -> dict[str, tuple[int, int, int]]:
-    (found,) = json.loads(result.stdout)["clusters"]
+    (found,) = json.loads(result.stdout)["items"]
     return {
         each["pool"]: (max(0, each["after"] - each["before"]), each["replaced"], max(0, each["before"] - each["after"]))
         for each in found["pools"]

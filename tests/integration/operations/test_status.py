@@ -45,7 +45,7 @@ def test_a_line_a_cluster_with_cause_and_next_step(clusters: Management) -> None
 def test_a_healthy_cluster_alone_ends_with_status_0(clusters: Management) -> None:
     result = clusters.caphv("status", "day/shop1", "-o", "json")
     assert result.exit_code == 0
-    assert [cluster["name"] for cluster in json.loads(result.stdout)["clusters"]] == ["shop1"]
+    assert [cluster["name"] for cluster in json.loads(result.stdout)["items"]] == ["shop1"]
 
 
 def test_a_cluster_that_does_not_exist_ends_with_status_2(clusters: Management) -> None:

@@ -44,7 +44,7 @@ def check(*arguments: object) -> tuple[int, list[tuple[str, str, bool]], Any]:
     """Exit status, findings as file, field and whether they are advice, and all that is printed."""
     result = call("check", *arguments, "-o", "json")
     content = json.loads(result.stdout)
-    rows = [row for one in content["clusters"] for row in one["findings"]]
+    rows = [row for one in content["items"] for row in one["findings"]]
     return result.exit_code, [(row["file"].split("/", 3)[3], row["field"], row["advice"]) for row in rows], content
 
 
@@ -55,7 +55,7 @@ def test_shipped_bundles_are_clean(clusters: Path, charts: Path, distribution: s
     assert (status, found) == (0, [])
     wanted = {"harvester-cloud-provider", "harvester-csi-driver"}
     wanted |= {"rke2-snapshot-controller", "rke2-snapshot-controller-crd"} if distribution != "rke2" else set()
-    assert {row["name"] for row in content["clusters"][0]["charts"] if row["rendered"]} == wanted
+    assert {row["name"] for row in content["items"][0]["charts"] if row["rendered"]} == wanted
 
 
 @pytest.mark.parametrize("pods", [["10.42.0.0/16"], ["fd00:1::/56"], ["10.42.0.0/16", "fd00:1::/56"]])
@@ -64,7 +64,7 @@ def test_cilium_serves_each_family_of_the_pods(clusters: Path, charts: Path, pod
     write(clusters, manifest("a", {"distribution": "k3s", "cni": cni}))
     status, found, content = check(clusters, "--charts", charts)
     assert (status, found) == (0, [])
-    assert "rke2-cilium" in {row["name"] for row in content["clusters"][0]["charts"] if row["rendered"]}
+    assert "rke2-cilium" in {row["name"] for row in content["items"][0]["charts"] if row["rendered"]}
     # As a user's templates may.
     values = {"global": {"clusterCIDRv4": None, "clusterCIDRv6": None}}
     write(clusters, manifest("a", {"distribution": "k3s", "cni": {**cni, "values": values}}))
@@ -79,7 +79,7 @@ def test_kinds_of_charts_that_rke2_installs_itself_come_with_rke2(clusters: Path
     write(clusters, manifest("a", {"distribution": "rke2", "cni": {"name": "calico"}}))
     status, found, content = check(clusters, "--charts", charts)
     assert (status, found) == (0, [])
-    assert "rke2-calico" in {row["name"] for row in content["clusters"][0]["charts"] if row["rendered"]}
+    assert "rke2-calico" in {row["name"] for row in content["items"][0]["charts"] if row["rendered"]}
 
 
 def test_unknown_values_name_the_key_that_was_meant(clusters: Path, charts: Path) -> None:
@@ -91,14 +91,14 @@ def test_unknown_values_name_the_key_that_was_meant(clusters: Path, charts: Path
         ("ccm/fleet.yaml", "helm.values.image.repo", False),
         ("ccm/fleet.yaml", "helm.values.replicas", False),
     ]
-    assert "write replicasCount" in content["clusters"][0]["findings"][1]["message"]
+    assert "write replicasCount" in content["items"][0]["findings"][1]["message"]
 
 
 def test_kinds_without_their_crds(clusters: Path, charts: Path) -> None:
     addons = {**KUBEADM, "csi": {"snapshotController": False}}
     _, found, content = check(write(clusters, manifest("a", addons)), "--charts", charts)
     assert found == [("csi/fleet.yaml", "kind", False)]
-    assert "no matches for kind VolumeSnapshotClass" in content["clusters"][0]["findings"][0]["message"]
+    assert "no matches for kind VolumeSnapshotClass" in content["items"][0]["findings"][0]["message"]
 
 
 def test_names_of_objects_that_do_not_exist(clusters: Path, charts: Path) -> None:
@@ -119,7 +119,7 @@ def test_changes_of_immutable_fields_against_the_repository(clusters: Path, char
     write(clusters, manifest("a", changed), manifest("b", KUBEADM))
     status, found, content = check(clusters, "--charts", charts, "--repo", origin.url)
     assert (status, found) == (1, [("ccm/fleet.yaml", "spec.selector", False), ("csi/fleet.yaml", "parameters", False)])
-    assert [one["name"] for one in content["clusters"] if one["findings"]] == ["team/a"]
+    assert [one["name"] for one in content["items"] if one["findings"]] == ["team/a"]
     # A chart that the folder no longer has could have changed anything.
     write(clusters, manifest("a", {**KUBEADM, "ccm": {"version": "0.2.14"}}), manifest("b", KUBEADM))
     (charts / "harvester-cloud-provider" / "Chart.yaml").write_text("name: harvester-cloud-provider\nversion: 0.2.14\n")
@@ -136,7 +136,7 @@ def test_vendored_charts_are_rendered_from_their_bundles(clusters: Path, charts:
     (tmp_path / "none").mkdir()
     status, found, content = check(clusters, "--folder", fleet, "--charts", tmp_path / "none")
     assert (status, found) == (1, [("ccm/fleet.yaml", "helm.values.replicas", False)])
-    rows = {row["name"]: row["rendered"] for row in content["clusters"][0]["charts"]}
+    rows = {row["name"]: row["rendered"] for row in content["items"][0]["charts"]}
     assert rows == {"harvester-cloud-provider": True, "harvester-csi-driver": True, "rke2-calico": False}
 
 
@@ -145,7 +145,7 @@ def test_charts_that_are_not_available(clusters: Path, charts: Path, tmp_path: P
     # Without charts, manifests are checked; with some, a missing one is an error. RKE2 brings its own charts.
     status, found, content = check(clusters)
     assert (status, found) == (0, [])
-    assert not any(row["rendered"] for row in content["clusters"][0]["charts"])
+    assert not any(row["rendered"] for row in content["items"][0]["charts"])
     (tmp_path / "few").mkdir()
     status, found, _ = check(clusters, "--charts", tmp_path / "few")
     assert (status, {row[0] for row in found}) == (1, {"ccm/fleet.yaml", "csi/fleet.yaml"})
@@ -156,7 +156,7 @@ def test_a_chart_that_fails_and_one_that_is_no_archive(clusters: Path, charts: P
     fails = '{{ required "a name is needed" .Values.absent }}'
     chart(charts, "harvester-cloud-provider", "0.2.15", {}, templates__all=fails)
     status, _, content = check(write(clusters, manifest("a")), "--charts", charts)
-    ccm, csi = (row["message"] for row in content["clusters"][0]["findings"])
+    ccm, csi = (row["message"] for row in content["items"][0]["findings"])
     assert status == 1
     assert "a name is needed" in ccm
     assert "is not an archive of a chart" in csi

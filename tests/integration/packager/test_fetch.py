@@ -65,7 +65,7 @@ def address(request: pytest.FixtureRequest, server: ChartServer) -> str:
 def test_a_check_pulls_each_chart_once(clusters: Path, server: ChartServer, address: str) -> None:
     found = call("check", clusters, "--chart-repo", address, "-o", "json")
     assert found.exit_code == 0, found.output
-    for one in json.loads(found.stdout)["clusters"]:
+    for one in json.loads(found.stdout)["items"]:
         assert one["findings"] == []
         assert {row["name"] for row in one["charts"] if row["rendered"]} == {*WANTED}
     pulled = [path for path in server.paths if path.endswith(".tgz") or "/manifests/" in path]
@@ -98,7 +98,7 @@ def test_a_chart_that_cannot_be_pulled_is_named(clusters: Path, fleet: Path, ser
     server.archives = {key: content for key, content in server.archives.items() if key[0] != "harvester-csi-driver"}
     found = call("check", clusters, "--chart-repo", address, "-o", "json")
     assert found.exit_code == 1
-    (row,) = json.loads(found.stdout)["clusters"][0]["findings"]
+    (row,) = json.loads(found.stdout)["items"][0]["findings"]
     assert (row["file"].split("/", 3)[3], "harvester-csi-driver" in row["message"]) == ("csi/fleet.yaml", True)
     # Nothing is vendored if one chart is missing.
     found = call("vendor", clusters, "--folder", fleet, "--chart-repo", address)

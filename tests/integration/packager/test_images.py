@@ -42,7 +42,7 @@ def test_charts_and_their_images(tmp_path: Path, charts: Path) -> None:
     content = json.loads(result.stdout)
     # Named as at their origin, whatever registry a cluster uses.
     assert content["images"] == ["quay.io/x/y", "rancher/csi:v1", "rancher/harvester-cloud-provider"]
-    sources = {row["name"]: row["source"] for row in content["charts"]}
+    sources = {row["name"]: row["source"] for row in content["items"]}
     assert sources == {
         "harvester-cloud-provider": "rendered",
         "harvester-csi-driver": "documented",

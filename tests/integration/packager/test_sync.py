@@ -203,7 +203,7 @@ def test_without_bundles_only_manifests_are_written(source: Path, origin: Origin
 def test_a_dry_run_and_a_folder(source: Path, origin: Origin, tmp_path: Path) -> None:
     put(source, definition("a"))
     reported = json.loads(done(sync(source, origin, "--dry-run", "-o", "json")).stdout)
-    assert "manifests/team-a/a" in reported["added"]
+    assert ("manifests/team-a/a", "added") in {(item["name"], item["change"]) for item in reported["items"]}
     assert reported["clusters"] == ["team-a/a"]
     assert git(origin.folder, "for-each-ref") == ""
     folder = tmp_path / "checkout"

@@ -111,7 +111,7 @@ async def test_a_setting_is_followed_to_its_object_and_to_who_reverted_it(
         pushed = await in_thread("push", "--folder", str(folder), "--path", "add-ons")
         assert pushed.exit_code == 0, pushed.output
         pushed_by = committed(folder)
-        (bundle,) = (await traced(1))["bundles"]
+        (bundle,) = (await traced(1))["items"]
         assert bundle["stopped"] == "GitRepo", bundle["stages"][2]
         assert f"last changed by commit {pushed_by[:12]} of " in bundle["stages"][1]["detail"]
         await play_fleet(client, folder)
@@ -123,13 +123,13 @@ async def test_a_setting_is_followed_to_its_object_and_to_who_reverted_it(
         )
         assert report["setting"]["place"] == f"demo.yaml:{line}"
         assert f"line by commit {own[:12]} of " in report["setting"]["detail"]
-        assert [stage["ok"] for stage in report["bundles"][0]["stages"]] == [True] * 6
+        assert [stage["ok"] for stage in report["items"][0]["stages"]] == [True] * 6
 
         # A server of an earlier release applies its old manifest again.
         config = await client.get(HELM_CHART_CONFIGS, "rke2-calico", "kube-system")
         metadata = {"name": "rke2-calico", "namespace": "kube-system"}
         old = {**config, "metadata": metadata, "spec": {"valuesContent": "mtu: 1450\n"}}
         await client.apply(HELM_CHART_CONFIGS, old, manager="deploy@server")
-        (bundle,) = (await traced(1))["bundles"]
+        (bundle,) = (await traced(1))["items"]
         assert bundle["stopped"] == "object"
         assert "spec.valuesContent was changed by deploy@server at " in bundle["stages"][-1]["detail"]

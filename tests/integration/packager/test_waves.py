@@ -160,7 +160,8 @@ async def test_the_packager_follows_a_request_in_the_repository(
             packager = await leader(case)
             found = await waiting
             assert (found["state"], found["wave"]) == ("Reverted", 2)
-            assert found == yaml.safe_load(origin.files()[status_file_of(case)])
+            status = yaml.safe_load(origin.files()[status_file_of(case)])
+            assert found == {"items": status.pop("waves"), **status}
             assert found["problems"][0]["cluster"] == f"{case.namespace}/b"
             assert "image cannot be pulled" in found["problems"][0]["messages"][0]
             assert releases(case) == {"a": newest["a"], "b": OLDER, "c": OLDER}
@@ -177,7 +178,7 @@ async def test_the_packager_follows_a_request_in_the_repository(
 
             # The cause is fixed: the same command continues with the clusters that are left.
             found = await upgrade(case, *request, "--wait")
-            assert [wave["clusters"] for wave in found["waves"]] == [[f"{case.namespace}/{name}"] for name in "bc"]
+            assert [wave["clusters"] for wave in found["items"]] == [[f"{case.namespace}/{name}"] for name in "bc"]
             assert releases(case) == newest
 
 

@@ -163,10 +163,10 @@ async def test_without_a_delivery_both_tokens_are_valid_until_the_former_is_revo
 
 async def test_scripts_read_what_is_done_as_data(outside: Case, tmp_path: Path) -> None:
     account = f"{outside.target}/{outside.name}"
-    planned = json.loads((await caphv(outside, tmp_path, "create", "--dry-run", "-o", "json")).stdout)
+    (planned,) = json.loads((await caphv(outside, tmp_path, "create", "--dry-run", "-o", "json")).stdout)["items"]
     assert (planned["account"], planned["applied"], "kubeconfig" in planned) == (account, False, False)
     assert planned["changes"][0] == f"creates ServiceAccount {account}"
-    made = json.loads(await created(outside, tmp_path, "-o", "json"))
+    (made,) = json.loads(await created(outside, tmp_path, "-o", "json"))["items"]
     assert made["applied"]
     assert made["server"] == parse_kubeconfig(made["kubeconfig"]).server
     assert await works(outside, with_server(made["kubeconfig"], outside))
@@ -174,18 +174,18 @@ async def test_scripts_read_what_is_done_as_data(outside: Case, tmp_path: Path) 
     published = {"ca.crt": outside.environment.harvester.ca.certificate.decode()}
     metadata = {"name": "kube-root-ca.crt", "namespace": outside.target}
     await outside.harvester.create(CONFIG_MAPS, {"metadata": metadata, "data": published})
-    ending = yaml.safe_load(await created(outside, tmp_path, "-o", "yaml", "--expires-in", "30"))
+    (ending,) = yaml.safe_load(await created(outside, tmp_path, "-o", "yaml", "--expires-in", "30"))["items"]
     left = datetime.fromisoformat(ending["expires"]) - datetime.now(UTC)
     assert timedelta(0) < left <= timedelta(days=30)
     assert made["expires"] is None or made["expires"] > ending["expires"]
     delivered = ("--workload-kubeconfig", str(tmp_path / "workload.yaml"))
     result = await caphv(outside, tmp_path, "renew", "--yes", "-o", "json", *delivered)
     assert result.exit_code == 0, result.output
-    assert "kubeconfig" not in json.loads(result.stdout)
-    revoked = json.loads((await caphv(outside, tmp_path, "revoke", "--yes", "-o", "json")).stdout)
+    assert "kubeconfig" not in json.loads(result.stdout)["items"][0]
+    (revoked,) = json.loads((await caphv(outside, tmp_path, "revoke", "--yes", "-o", "json")).stdout)["items"]
     assert revoked["applied"]
     assert f"deletes ServiceAccount {outside.name}" in revoked["changes"]
-    nothing = json.loads((await caphv(outside, tmp_path, "revoke", "--yes", "-o", "json")).stdout)
+    (nothing,) = json.loads((await caphv(outside, tmp_path, "revoke", "--yes", "-o", "json")).stdout)["items"]
     assert nothing == {"account": account, "changes": [], "applied": False}
     await outside.workload.delete(SECRETS, "harvester-cloud-config", "kube-system")
 

@@ -134,7 +134,7 @@ async def test_a_token_that_does_not_work_is_not_written(case: Case, tmp_path: P
 async def test_a_dry_run_changes_nothing_and_says_all(case: Case, tmp_path: Path) -> None:
     before = await with_account(case, tmp_path)
     result = await rotate(case, tmp_path, "--dry-run", "-o", "json")
-    found = json.loads(result.stdout)
+    (found,) = json.loads(result.stdout)["items"]
     assert (found["deletes"], found["applied"], found["seconds"]) == (f"{case.name}-token", False, 0)
     assert found["clusters"] == [f"{case.name}/{case.name}"]
     assert (await stored(case), await tokens(case)) == (before, {f"{case.name}-token"})

@@ -50,7 +50,7 @@ async def test_a_tree_reaches_down_to_disks_and_nodes(case: Case, tmp_path: Path
     assert f"IPPool {pool}" in text
     _, content = await run(case, tmp_path, "tree", ref, "-o", "json")
     found = json.loads(content)
-    (machine,) = found["clusters"][0]["groups"][0]["machines"]
+    (machine,) = found["items"][0]["groups"][0]["machines"]
     assert machine["vm"]["disks"][0]["phase"] == "Bound"
     assert machine["allocated"] in machine["vm"]["addresses"]
     assert next(each for each in found["pools"] if each["name"] == pool)["free"] == 9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import AsyncIterator, Callable
@@ -135,3 +136,13 @@ def test_ip_pools_are_saved_on_request_and_counted(saved: Callable[..., Result],
     assert result.exit_code == 0, result.output
     assert "1  IPPool of Harvester https://harvester:6443" in result.output
     assert [file.name for file in tmp_path.glob("with/harvester-1/*/*.json")] == ["machines.json"]
+
+
+@pytest.mark.parametrize("is_dry", [False, True])
+def test_data_says_what_was_saved(saved: Callable[..., Result], tmp_path: Path, is_dry: bool) -> None:
+    result = saved("today", "--unencrypted", "-o", "json", *(["--dry-run"] if is_dry else []))
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
+    assert content["items"] == [{"cluster": "team/shop", "applied": not is_dry}]
+    assert (content["directory"], content["objects"]["Cluster"], content["unseen"]) == ("today", 1, [])
+    assert (content["files"] > 0) is (tmp_path / "today").exists() is not is_dry

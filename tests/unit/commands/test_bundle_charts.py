@@ -102,7 +102,7 @@ def test_a_cluster_that_cannot_be_rendered_and_a_file_that_cannot_be_read_fail(
 def test_a_check_fails_for_errors_and_not_for_advice(clusters: Path, charts: Path) -> None:
     write(clusters, manifest("a", KUBEADM))
     good = call("check", clusters, "--charts", charts, "-o", "json")
-    (report,) = json.loads(good.stdout)["clusters"]
+    (report,) = json.loads(good.stdout)["items"]
     assert (good.exit_code, report["findings"]) == (0, [])
     assert {row["name"] for row in report["charts"] if row["rendered"]} >= {"harvester-csi-driver"}
     without = call("check", clusters)
@@ -112,7 +112,7 @@ def test_a_check_fails_for_errors_and_not_for_advice(clusters: Path, charts: Pat
     values = {"replicas": 2}
     write(clusters, manifest("a", {**KUBEADM, "ccm": {"values": values}}))
     bad = call("check", clusters, "--charts", charts, "-o", "json")
-    (row,) = json.loads(bad.stdout)["clusters"][0]["findings"]
+    (row,) = json.loads(bad.stdout)["items"][0]["findings"]
     assert (bad.exit_code, row["field"], row["advice"]) == (1, "helm.values.replicas", False)
 
 
@@ -129,7 +129,7 @@ def test_a_check_compares_with_what_the_repository_holds(
     values = "grep -o '\"hostStorageClass\":\"[a-z]*\"' | sed 's/:/: /; s/^/  /'"
     helm.write_text(f"#!/bin/sh\nprintf '%s\\n' '{class_}'\n{values}\nexit 0\n")
     changed = call("check", clusters, "--charts", charts, "--repo", origin.url, "-o", "json")
-    rows = [row for one in json.loads(changed.stdout)["clusters"] for row in one["findings"]]
+    rows = [row for one in json.loads(changed.stdout)["items"] for row in one["findings"]]
     assert (changed.exit_code, [row["field"] for row in rows]) == (1, ["parameters"]), changed.output
     assert "parameters" not in call("check", clusters, "--charts", charts).stdout
 

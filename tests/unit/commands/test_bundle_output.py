@@ -38,26 +38,25 @@ FOUND = (
 
 
 def test_checks_are_counted_by_weight() -> None:
-    lines = click.unstyle(CHECKED["table"](FOUND)).splitlines()
+    lines = click.unstyle(CHECKED["text"](FOUND)).splitlines()
     assert [line.split(": ")[1] for line in lines[:3]] == ["error", "warning", "warning"]
     assert lines[3] == f"not rendered: {CSI}"
     assert lines[4] == "2 clusters, 2 charts rendered: 1 error, 2 warnings"
-    (line,) = click.unstyle(CHECKED["table"]([Checked("team/c")])).splitlines()
+    (line,) = click.unstyle(CHECKED["text"]([Checked("team/c")])).splitlines()
     assert line == "1 cluster, 0 charts rendered: 0 errors, 0 warnings"
 
 
 def test_only_errors_make_checks_fail() -> None:
     content = json.loads(CHECKED["json"](FOUND))
-    assert (content["ok"], [each["name"] for each in content["clusters"]]) == (False, ["team/a", "team/b"])
-    assert [chart["rendered"] for chart in content["clusters"][0]["charts"]] == [True, False]
-    assert content["clusters"][0]["findings"][0] == {
+    assert [(item["name"], item["wrong"]) for item in content["items"]] == [("team/a", True), ("team/b", False)]
+    assert [chart["rendered"] for chart in content["items"][0]["charts"]] == [True, False]
+    assert content["items"][0]["findings"][0] == {
         "file": "ccm/values.yaml:3",
         "field": "replicas",
         "rule": "values",
         "advice": False,
         "message": str(ERROR.finding),
     }
-    assert json.loads(CHECKED["json"](FOUND[1:]))["ok"] is True
     assert yaml.safe_load(CHECKED["yaml"](FOUND)) == content
 
 
@@ -72,22 +71,22 @@ def test_images_are_listed_once_and_charts_with_their_address() -> None:
     assert IMAGES["charts"](IMAGES_FOUND) == (f"{REPO} ccm 0.2.4\noci://registry.example.com/charts/csi csi 0.1.0\n")
     content = json.loads(IMAGES["json"](IMAGES_FOUND))
     assert content["images"] == ["registry/a:1", "registry/b:1"]
-    assert [(chart["source"], chart["images"]) for chart in content["charts"]] == [
+    assert [(chart["source"], chart["images"]) for chart in content["items"]] == [
         ("rendered", ["registry/a:1", "registry/b:1"]),
         ("", ["registry/a:1"]),
     ]
 
 
 def test_the_table_of_images_has_a_part_for_each_that_is_not_empty() -> None:
-    charts, images = IMAGES["table"](IMAGES_FOUND).split("\n\n")
+    charts, images = IMAGES["text"](IMAGES_FOUND).split("\n\n")
     assert [line.split() for line in charts.splitlines()] == [
         ["CHART", "VERSION", "REPOSITORY", "IMAGES"],
         ["ccm", "0.2.4", REPO, "rendered"],
         ["csi", "0.1.0", "oci://registry.example.com/charts/csi", "-"],
     ]
     assert len(images.splitlines()) == 4
-    assert "IMAGE " not in IMAGES["table"]([ChartImages(CSI)])
-    assert IMAGES["table"]([]) == ""
+    assert "IMAGE " not in IMAGES["text"]([ChartImages(CSI)])
+    assert IMAGES["text"]([]) == ""
 
 
 SETTING = Stage("definition", "clusters/a.yaml:7", True, "mtu 1400")
@@ -97,25 +96,25 @@ STOPPED = Trace(
 
 
 def test_a_trace_names_the_stage_at_which_it_stopped() -> None:
-    lines = click.unstyle(TRACED["table"](Key("team", "a"), SETTING, [STOPPED])).splitlines()
+    lines = click.unstyle(TRACED["text"](Key("team", "a"), SETTING, [STOPPED])).splitlines()
     assert lines[0] == "cluster team/a"
     assert lines[1].split() == ["ok", "definition", "clusters/a.yaml:7:", "mtu", "1400"]
     assert lines[2] == "bundle a-cni"
     assert [line.split()[0] for line in lines[3:6]] == ["ok", "stopped", "unknown"]
     assert lines[6] == "  It stopped at: Bundle."
     content = json.loads(TRACED["json"](Key("team", "a"), SETTING, [STOPPED]))
-    assert (content["setting"]["detail"], content["bundles"][0]["stopped"]) == ("mtu 1400", "Bundle")
-    assert [stage["ok"] for stage in content["bundles"][0]["stages"]] == [True, False, None]
+    assert (content["setting"]["detail"], content["items"][0]["stopped"]) == ("mtu 1400", "Bundle")
+    assert [stage["ok"] for stage in content["items"][0]["stages"]] == [True, False, None]
 
 
 def test_a_trace_that_arrived_or_has_no_bundle_stops_nowhere() -> None:
     arrived = Trace("a-cni", STOPPED.stages[:1])
-    text = click.unstyle(TRACED["table"](Key("team", "a"), None, [arrived]))
+    text = click.unstyle(TRACED["text"](Key("team", "a"), None, [arrived]))
     assert "stopped" not in text
     content = json.loads(TRACED["json"](Key("team", "a"), None, [arrived]))
     assert "setting" not in content
-    assert "stopped" not in content["bundles"][0]
-    assert click.unstyle(TRACED["table"](Key("team", "a"), None, [])).splitlines() == [
+    assert "stopped" not in content["items"][0]
+    assert click.unstyle(TRACED["text"](Key("team", "a"), None, [])).splitlines() == [
         "cluster team/a",
         "no bundle is rendered for it",
     ]

@@ -49,7 +49,7 @@ class Case:
         """Return the stages of each bundle that is followed."""
         result = self.trace("team/demo", *arguments, "-o", "json")
         assert result.exit_code == 1, result.output
-        return {bundle["name"].partition("-")[0]: bundle["stages"] for bundle in json.loads(result.stdout)["bundles"]}
+        return {bundle["name"].partition("-")[0]: bundle["stages"] for bundle in json.loads(result.stdout)["items"]}
 
 
 @pytest.fixture
@@ -73,10 +73,10 @@ def test_a_setting_is_followed_to_the_stage_at_which_it_stopped(case: Case) -> N
 def test_a_setting_that_was_never_committed_stops_before_fleet(case: Case) -> None:
     case.put({"cni": {"name": "calico", "mtu": 1300}})
     result = case.trace("team/demo", "cni.mtu", "--repo", case.origin.url, "-o", "json")
-    (bundle,) = json.loads(result.stdout)["bundles"]
+    (bundle,) = json.loads(result.stdout)["items"]
     assert (result.exit_code, bundle["stopped"]) == (1, "repository")
     # Without a repository that stage is unknown.
-    unknown = json.loads(case.trace("team/demo", "cni.mtu", "-o", "json").stdout)["bundles"][0]
+    unknown = json.loads(case.trace("team/demo", "cni.mtu", "-o", "json").stdout)["items"][0]
     assert unknown.get("stopped") != "repository"
 
 

@@ -94,7 +94,7 @@ class Case:
     def releases(self) -> dict[str, str]:
         """Releases of the clusters' bundles in the repository."""
         listed = json.loads(self.bundles("list", "-o", "json").stdout)
-        return {row["name"].split("/")[1]: row["versions"]["release"] for row in listed["clusters"]}
+        return {row["name"].split("/")[1]: row["versions"]["release"] for row in listed["items"]}
 
 
 @pytest.fixture
@@ -112,9 +112,9 @@ def state(of: State, wave: int = 1, **fields: Any) -> Rollout:
 
 def test_a_dry_run_shows_the_waves_and_commits_nothing(case: Case) -> None:
     shown = json.loads(case.upgrade("--waves=canary,50%,rest", *OPTIONS[2:], "--dry-run", "-o", "json").stdout)
-    assert [wave["clusters"] for wave in shown["waves"]] == [["team/a"], ["team/b", "team/c"]]
+    assert [wave["clusters"] for wave in shown["items"]] == [["team/a"], ["team/b", "team/c"]]
     shown = json.loads(case.upgrade(*OPTIONS, "-l", "caphv.io/wave", "--dry-run", "-o", "json").stdout)
-    assert [wave["clusters"] for wave in shown["waves"]] == [["team/a"]]
+    assert [wave["clusters"] for wave in shown["items"]] == [["team/a"]]
     assert case.origin.count() == 1
 
 
@@ -185,7 +185,8 @@ def test_a_command_that_waits_reports_the_end(case: Case, end: Rollout, status: 
     case.packager_steps(state(State.PROGRESSING), state(State.COMPLETE, 2))
     done = case.upgrade(*OPTIONS, "--wait", "-o", "json")
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout) == yaml.safe_load(case.origin.files()["caphv-upgrade.status.yaml"])
+    status = yaml.safe_load(case.origin.files()["caphv-upgrade.status.yaml"])
+    assert json.loads(done.stdout) == {"items": status.pop("waves"), **status}
 
 
 def test_a_command_does_not_wait_forever(case: Case) -> None:

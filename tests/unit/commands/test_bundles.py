@@ -70,7 +70,7 @@ def test_render_as_json_and_as_tree(clusters: Path) -> None:
     write(clusters, manifest("a"), manifest("bad", INVALID))
     result = call("render", clusters, "-o", "json")
     assert result.exit_code == 1
-    good, bad = json.loads(result.stdout)["clusters"]
+    good, bad = json.loads(result.stdout)["items"]
     assert (good["name"], bad["files"], bad["findings"][0]["rule"]) == ("a", {}, "schema-minimum")
     tree = call("render", clusters, "-o", "tree").stdout.splitlines()
     assert tree[:5] == ["clusters/", "  team/", "    a/", "      caphv.yaml", "      ccm/"]
@@ -168,7 +168,7 @@ def test_a_changed_setting_is_one_small_commit(clusters: Path, origin: Origin) -
         "+++ b/clusters/team/a/cni/helmchartconfig.yaml",
     }
     proof = json.loads(call("verify", clusters, "--repo", origin.url, "-o", "json").stdout)
-    assert {one["name"]: one["state"] for one in proof["clusters"]} == {"team/a": "differs", "team/b": "matches"}
+    assert {one["name"]: one["state"] for one in proof["items"]} == {"team/a": "differs", "team/b": "matches"}
     pushed = json.loads(call("push", clusters, "--repo", origin.url, "-o", "json").stdout)
     assert pushed["commit"] == origin.head()
     assert pushed["files"] == {
@@ -246,7 +246,7 @@ def test_diff_of_one_file_shows_what_a_push_of_it_changes(clusters: Path, tmp_pa
     one, other = write(clusters, manifest("a")), write(tmp_path / "more", manifest("b"))
     assert call("push", one, other, "--folder", fleet).exit_code == 0
     assert call("diff", one, "--folder", fleet).exit_code == 0
-    removals = call("diff", one, "--prune", "--folder", fleet, "-o", "table")
+    removals = call("diff", one, "--prune", "--folder", fleet, "-o", "text")
     assert removals.exit_code == 1
     assert "team/b" in removals.stdout
 
@@ -270,7 +270,7 @@ def test_verify_finds_what_was_changed_by_hand(clusters: Path, tmp_path: Path) -
     result = call("verify", clusters, "--folder", fleet)
     assert result.exit_code == 1
     assert "csi/fleet.yaml" in result.stdout
-    summary = call("diff", clusters, "--folder", fleet, "-o", "table").stdout.splitlines()
+    summary = call("diff", clusters, "--folder", fleet, "-o", "text").stdout.splitlines()
     assert summary[1].split() == ["team/a", "differs", "csi/fleet.yaml", "+1", "-1"]
 
 
@@ -288,11 +288,12 @@ def test_files_of_others_that_fleet_deploys_are_reported(clusters: Path, tmp_pat
     assert result.exit_code == 1
     assert all(path in result.stdout for path in foreign)
     assert "README.md" not in result.stdout
-    assert json.loads(call("verify", clusters, "--folder", fleet, "-o", "json").stdout)["verified"] is False
+    proof = json.loads(call("verify", clusters, "--folder", fleet, "-o", "json").stdout)
+    assert any(item["wrong"] for item in proof["items"])
     # A push reports them, and leaves them to their owner.
     assert "foreign clusters/team/a/cni/backdoor.yaml" in call("push", clusters, "--folder", fleet).stdout
     pushed = json.loads(call("push", clusters, "--prune", "--folder", fleet, "-o", "json").stdout)
-    assert pushed["foreign"] == foreign
+    assert [item["name"] for item in pushed["items"] if item["change"] == "foreign"] == foreign
     assert all((fleet / path).exists() for path in foreign)
 
 
@@ -305,7 +306,7 @@ def test_list_shows_pinned_versions_and_hashes(clusters: Path, tmp_path: Path) -
     assert head.split() == ["CLUSTER", "RELEASE", "NEWER", "CNI", "BUNDLES", "HASH"]
     assert old.split()[:5] == ["team/a", "older", newest, "calico", "ccm,cni,csi"]
     assert new.split()[:4] == ["team/b", newest, "-", "cilium"]
-    content = json.loads(call("list", "--folder", fleet, "-o", "json").stdout)["clusters"]
+    content = json.loads(call("list", "--folder", fleet, "-o", "json").stdout)["items"]
     assert content[0]["versions"]["charts"]["harvester-csi-driver"] == "0.0.1"
     (fleet / "clusters/team/a/caphv.yaml").write_text("nonsense")
     result = call("list", "--folder", fleet)

@@ -37,7 +37,7 @@ def rendered(*arguments: object) -> dict[str, Obj]:
     """Files of cluster `a` by path below its folder, and each bundle's fleet.yaml parsed."""
     result = call("render", *arguments, "-o", "json")
     assert result.exit_code == 0, result.output
-    (cluster,) = json.loads(result.stdout)["clusters"]
+    (cluster,) = json.loads(result.stdout)["items"]
     return {
         path.removeprefix("clusters/team/a/"): yaml.safe_load(content) for path, content in cluster["files"].items()
     }
@@ -144,7 +144,7 @@ def test_differences_are_coloured_on_a_terminal(tmp_path: Path, monkeypatch: pyt
     plain = call(*command).stdout
     assert "\x1b" not in plain
     assert [click.unstyle(line) for line in lines] == plain.splitlines()
-    assert click.style("differs", fg="red") in on_terminal(*command, "-o", "table").stdout
+    assert click.style("differs", fg="red") in on_terminal(*command, "-o", "text").stdout
     assert "\x1b" not in on_terminal(*command, "-o", "json").stdout
     monkeypatch.setenv("NO_COLOR", "1")
     assert on_terminal(*command).stdout == plain
@@ -225,7 +225,7 @@ def test_a_dry_run_of_an_upgrade_is_json_where_json_is_asked_for(tmp_path: Path)
     fleet, clusters = tmp_path / "fleet", write(tmp_path / "clusters", manifest("a"))
     call("render", clusters, "--to", fleet)
     result = call("upgrade", clusters, "--folder", fleet, "--all", "--dry-run", "-o", "json")
-    assert json.loads(result.stdout) == {"clusters": []}
+    assert json.loads(result.stdout) == {"items": []}
 
 
 @pytest.mark.parametrize("command", [("diff",), ("verify",), ("upgrade", "--all")])

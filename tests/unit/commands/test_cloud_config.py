@@ -80,13 +80,13 @@ def test_creation_needs_a_confirmation(servers: Servers) -> None:
 
 
 def test_dry_run_creates_nothing(servers: Servers) -> None:
-    found = servers.data("cloud-config", "create", *SHOP, "--dry-run")
+    found = servers.item("cloud-config", "create", *SHOP, "--dry-run")
     assert len(found["changes"]) == 3
     assert found["applied"] is False
     assert "kubeconfig" not in found
     assert servers.harvester.requests == []
     create(servers)
-    assert servers.data("cloud-config", "create", *SHOP, "--dry-run")["changes"] == []
+    assert servers.item("cloud-config", "create", *SHOP, "--dry-run")["changes"] == []
 
 
 def test_guests_reach_harvester_at_its_virtual_address_or_where_the_user_says(servers: Servers) -> None:
@@ -123,7 +123,7 @@ def test_file_is_the_owners_alone_in_each_form(servers: Servers, output: str, tm
 
 
 def test_data_has_the_cloud_config_and_what_was_done(servers: Servers) -> None:
-    found = servers.data("cloud-config", "create", *SHOP, "--yes")
+    found = servers.item("cloud-config", "create", *SHOP, "--yes")
     assert (found["account"], found["applied"], found["server"]) == ("vms/shop", True, "https://harvester:6443")
     assert config_of(found["kubeconfig"])["namespace"] == "vms"
     assert found["expires"] is None
@@ -175,12 +175,12 @@ def test_without_a_delivery_both_tokens_are_valid_until_the_former_is_revoked(se
     assert result.exit_code == 0, result.output
     assert config_of(result.stdout)["token"] == "token of shop-cloud-config-2"
     assert kinds(servers)["Secret"] == ["shop-cloud-config-1", "shop-cloud-config-2"]
-    dry = servers.data("cloud-config", "revoke", *SHOP, "--former", "--dry-run")
+    dry = servers.item("cloud-config", "revoke", *SHOP, "--former", "--dry-run")
     assert (len(dry["changes"]), dry["applied"]) == (1, False)
     assert kinds(servers)["Secret"] == ["shop-cloud-config-1", "shop-cloud-config-2"]
-    assert servers.data("cloud-config", "revoke", *SHOP, "--former", "--yes")["applied"]
+    assert servers.item("cloud-config", "revoke", *SHOP, "--former", "--yes")["applied"]
     assert kinds(servers) == {**WHOLE, "Secret": ["shop-cloud-config-2"]}
-    again = servers.data("cloud-config", "revoke", *SHOP, "--former", "--yes")
+    again = servers.item("cloud-config", "revoke", *SHOP, "--former", "--yes")
     assert (again["changes"], again["applied"]) == ([], False)
 
 
@@ -200,7 +200,7 @@ def test_delivered_token_ends_the_former_ones(servers: Servers, expires: bool) -
 
 def test_data_of_a_delivery_has_no_token(servers: Servers) -> None:
     create(servers)
-    found = servers.data("cloud-config", "renew", *SHOP, "--yes", "--workload-kubeconfig", str(servers.kubeconfig))
+    found = servers.item("cloud-config", "renew", *SHOP, "--yes", "--workload-kubeconfig", str(servers.kubeconfig))
     assert found["applied"]
     assert "kubeconfig" not in found
     assert len(found["changes"]) == 2
@@ -235,7 +235,7 @@ def test_former_token_stays_valid_when_the_new_one_cannot_be_delivered(servers: 
 
 def test_dry_run_of_a_renewal_issues_nothing(servers: Servers) -> None:
     create(servers)
-    found = servers.data("cloud-config", "renew", *SHOP, "--dry-run")
+    found = servers.item("cloud-config", "renew", *SHOP, "--dry-run")
     assert (len(found["changes"]), found["applied"]) == (1, False)
     assert kinds(servers)["Secret"] == ["shop-cloud-config-1"]
 
@@ -255,13 +255,13 @@ def test_revocation_deletes_all_of_it_the_binding_first(servers: Servers) -> Non
     create(servers)
     renew(servers)
     servers.harvester.requests.clear()
-    dry = servers.data("cloud-config", "revoke", *SHOP, "--dry-run")
+    dry = servers.item("cloud-config", "revoke", *SHOP, "--dry-run")
     assert (len(dry["changes"]), servers.harvester.requests) == (4, [])
     shown = servers.caphv("cloud-config", "revoke", *SHOP, "--dry-run").stderr
     assert all(change in shown for change in dry["changes"])
     assert servers.caphv("cloud-config", "revoke", *SHOP).exit_code != 0, "it needs a confirmation"
     assert servers.harvester.requests == []
-    assert servers.data("cloud-config", "revoke", *SHOP, "--yes")["applied"]
+    assert servers.item("cloud-config", "revoke", *SHOP, "--yes")["applied"]
     order = [request.split()[1] for request in servers.harvester.requests]
     assert order == ["ClusterRoleBinding", "Secret", "Secret", "ServiceAccount"]
     assert kinds(servers) == {"ServiceAccount": [], "ClusterRoleBinding": [], "Secret": []}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -162,3 +163,19 @@ def test_the_warning_says_that_vms_are_deleted_if_only_the_harvestercluster_is_p
     assert "no controller deletes anything" not in text
     assert "its HarvesterCluster is paused: VMs are deleted; load balancer and HarvesterCluster stay until" in text
     assert "resume it: kubectl annotate harvestercluster shop-x -n team cluster.x-k8s.io/paused-" in text
+
+
+def test_data_says_what_is_deleted_and_what_a_deletion_waits_for(remains: Server) -> None:
+    (dry,) = json.loads(run("--dry-run", "-o", "json").stdout)["items"]
+    assert (dry["cluster"], dry["applied"]) == ("team/shop", False)
+    assert {item["kind"] for item in dry["harvester"]} >= {"VirtualMachine"}
+
+    remains.builder.cluster["spec"]["paused"] = True
+    remains.builder.cluster["metadata"]["deletionTimestamp"] = datetime.now(UTC).isoformat()
+    result = run("--explain", "-o", "json")
+    (first, *_) = json.loads(result.stdout)["items"]
+    assert (result.exit_code, first["object"], first["wrong"]) == (1, "Cluster/shop", True)
+
+    del remains.builder.cluster["spec"]["paused"]
+    done = json.loads(force("-o", "json").stdout)
+    assert done["items"][0]["applied"] is True

@@ -138,11 +138,11 @@ def test_stale_members_are_removed(servers: Servers, members: Etcd) -> None:
 
 def test_removals_need_a_confirmation_and_a_dry_run_none(servers: Servers, members: Etcd) -> None:
     assert call(servers, "remove").exit_code == 2
-    dry = json.loads(call(servers, "remove", "--dry-run", "-o", "json").stdout)
+    (dry,) = json.loads(call(servers, "remove", "--dry-run", "-o", "json").stdout)["items"]
     assert ([each["name"] for each in dry["remove"]], dry["applied"]) == (["cp-2-00000002"], False)
     assert members.members == [LIVE, STALE]
     applied = call(servers, "remove", "--yes", "-o", "json")
-    assert json.loads(applied.stdout)["applied"] is True
+    assert json.loads(applied.stdout)["items"][0]["applied"] is True
     assert "removed member" in applied.stderr
 
 
@@ -259,9 +259,9 @@ def test_machines_that_may_not_be_read_would_make_all_members_stale(servers: Ser
 def test_a_failed_check_is_data_too(servers: Servers, members: Etcd) -> None:
     members.members = [LIVE, Member(0xC3, "cp-1-00000003"), Member(0xD4, "cp-1-00000004")]
     result = call(servers, "remove", "a1", "--yes", "-o", "json")
-    content = json.loads(result.stdout)
+    (content,) = json.loads(result.stdout)["items"]
     assert (result.exit_code, content["applied"], [each["id"] for each in content["remove"]]) == (1, False, ["a1"])
     assert any(check["result"] == "error" for check in content["checks"])
     members.members = [LIVE]
-    content = json.loads(call(servers, "remove", "-o", "json").stdout)
-    assert content == {"remove": [], "release": [], "checks": [], "applied": False}
+    (content,) = json.loads(call(servers, "remove", "-o", "json").stdout)["items"]
+    assert content == {"cluster": "team/shop", "remove": [], "release": [], "checks": [], "applied": False}

@@ -117,7 +117,7 @@ def test_a_dry_run_shows_the_commands_and_changes_nothing(servers: Servers) -> N
     before = json.dumps(cluster(servers))
     text = call(servers, NAME, "--dry-run")
     assert (text.exit_code, "Restore the snapshot" in text.stdout) == (0, True)
-    content = json.loads(call(servers, NAME, "--dry-run", "-o", "json").stdout)
+    (content,) = json.loads(call(servers, NAME, "--dry-run", "-o", "json").stdout)["items"]
     assert (content["applied"], len(content["steps"])) == (False, 9)
     assert content["steps"][6]["machine"] == "cp-1"
     assert json.dumps(cluster(servers)) == before
@@ -128,9 +128,9 @@ def test_a_failed_check_changes_nothing_unless_forced(servers: Servers) -> None:
     servers.workload.put(broken)
     refused = call(servers, NAME, "--yes")
     assert (refused.exit_code, "paused" in cluster(servers)["spec"]) == (1, False)
-    assert json.loads(call(servers, NAME, "--yes", "-o", "json").stdout)["applied"] is False
+    assert json.loads(call(servers, NAME, "--yes", "-o", "json").stdout)["items"][0]["applied"] is False
     forced = call(servers, NAME, "--yes", "--force", "-o", "json")
-    assert (forced.exit_code, json.loads(forced.stdout)["applied"]) == (0, True)
+    assert (forced.exit_code, json.loads(forced.stdout)["items"][0]["applied"]) == (0, True)
     assert cluster(servers)["spec"]["paused"] is True
 
 
@@ -263,7 +263,7 @@ def test_ssh_stops_at_the_first_failure_and_continues(
     monkeypatch.setenv("BROKEN", "never")
     again = call(servers, *([] if has_begun else [NAME]), "--ssh", "--yes", "-o", "json")
     assert again.exit_code == 0, again.output
-    assert len(json.loads(again.stdout)["steps"]) == 9
+    assert len(json.loads(again.stdout)["items"][0]["steps"]) == 9
     assert len(ssh_log.read_text().splitlines()) == broken + 9
 
 

@@ -92,7 +92,7 @@ def test_a_check_that_failed_stops_it(servers: Servers) -> None:
     result = servers.caphv("evacuate", "h0", "HARVESTER", "--yes")
     assert (result.exit_code, "no other host takes VMs" in result.output) == (1, True), result.output
     assert value(servers) is None
-    content = servers.data("evacuate", "h0", "HARVESTER", "--yes")
+    content = servers.item("evacuate", "h0", "HARVESTER", "--yes")
     assert content["applied"] is False
     assert [check["message"] for check in content["checks"] if check["result"] == "error"] == [
         "no other host takes VMs"
@@ -100,7 +100,7 @@ def test_a_check_that_failed_stops_it(servers: Servers) -> None:
 
 
 def test_data_says_what_moves(servers: Servers) -> None:
-    content = servers.data("evacuate", "h0", "HARVESTER", "--yes")
+    content = servers.item("evacuate", "h0", "HARVESTER", "--yes")
     assert (content["host"], content["applied"]) == ("h0", True)
     (group,) = content["machines"]
     assert (group["cluster"], group["moves"]) == (["team", "shop"], ["worker-1"])
@@ -116,7 +116,7 @@ def test_a_machine_with_pinned_cpus_needs_a_host_that_can_pin(servers: Servers) 
     result = servers.caphv("evacuate", "h0", "HARVESTER", "--dry-run")
     assert (result.exit_code, "stopped and started elsewhere" in result.output) == (0, False), result.output
     assert "(label cpumanager=true), so they stay: worker-1" in result.output
-    assert servers.data("evacuate", "h0", "HARVESTER", "--dry-run")["machines"][0]["pinned"] == ["worker-1"]
+    assert servers.item("evacuate", "h0", "HARVESTER", "--dry-run")["machines"][0]["pinned"] == ["worker-1"]
 
     put_host(servers, "h1", pins=True)
     result = servers.caphv("evacuate", "h0", "HARVESTER", "--dry-run")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,6 +86,10 @@ def test_faults_are_listed_and_cleared(faults: Faults) -> None:
     assert fault("clear", "away").stdout == "no such fault is active\n"
     faults.current = ["away", "slow"]
     assert fault("list").stdout == "away\nslow\n"
+    fields = {"name": "slow", "target": "", "share": 1.0, "delay": 2.0}
+    faults.current = [SimpleNamespace(**fields)]  # type: ignore[list-item]
+    assert json.loads(fault("list", "-o", "json").stdout) == {"items": [fields]}
+    faults.current = ["away", "slow"]
     assert fault("clear").stdout == "cleared: away\ncleared: slow\n"
     fault("clear", "host-failure", "harvester-1")
     assert faults.cleared == [("", ""), ("away", ""), ("", ""), ("host-failure", "harvester-1")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -226,8 +227,11 @@ def test_secret_that_cannot_be_changed_is_an_error_unless_it_was_deleted(
     servers.management.put(secret("one", FINALIZER))
     servers.management.put(secret("two", FINALIZER))
     servers.management.errors["patch Secret one"] = error
-    assert servers.caphv(*REMOVE, "--yes").exit_code == exit_code
+    result = servers.caphv(*REMOVE, "--yes", "-o", "json")
+    assert result.exit_code == exit_code
     assert finalizers(servers)["two"] == []
+    applied = [item["applied"] for item in json.loads(result.stdout)["items"]]
+    assert applied == [exit_code == 0, True]
 
 
 def test_nothing_to_remove_is_fine(servers: Servers) -> None:

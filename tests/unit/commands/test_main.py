@@ -248,14 +248,14 @@ def test_status_of_nothing_exits_with_1(tmp_path: Path) -> None:
     assert '"status": "absent"' in result.output
 
 
-@pytest.mark.parametrize("output", ["table", "yaml"])
+@pytest.mark.parametrize("output", ["text", "yaml"])
 def test_status_of_a_broken_sandbox_names_the_missing_part(tmp_path: Path, output: str) -> None:
     State(SandboxSettings(), network="127.10.0.0/16", ready=True, processes={"etcd": ProcessRecord(1)}).save(tmp_path)
     result = call("sandbox", "status", "--dir", str(tmp_path), "-o", output)
     assert result.exit_code == 1
     assert "127.10.0.0/16" in result.output
     if output == "yaml":
-        assert yaml.safe_load(result.output)["processes"][0]["running"] is False
+        assert yaml.safe_load(result.output)["items"][0]["running"] is False
     else:
         assert "not running" in result.output
 

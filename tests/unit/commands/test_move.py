@@ -142,7 +142,11 @@ def test_a_plan_counts_what_is_moved_and_changes_nothing(sides: Sides) -> None:
     assert "      1  Cluster" in text.stdout.splitlines()
     assert "on the source afterwards; 1 VM keeps running" in text.stdout
     data = json.loads(move("--dry-run", "-o", "json").stdout)
-    assert (data["clusters"], data["target"], data["checks"]) == (["team/shop"], "https://target", [])
+    assert (data["items"], data["target"], data["checks"]) == (
+        [{"cluster": "team/shop", "applied": False}],
+        "https://target",
+        [],
+    )
     assert data["objects"]["Cluster"] == 1
 
 
@@ -159,7 +163,7 @@ def test_a_check_that_fails_ends_a_plan_with_status_1(sides: Sides, monkeypatch:
 def test_with_data_on_standard_output_progress_is_on_standard_error(sides: Sides) -> None:
     result = move("-o", "json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["clusters"] == ["team/shop"]
+    assert json.loads(result.stdout)["items"] == [{"cluster": "team/shop", "applied": True}]
     assert "paused on the source" in result.stderr
     assert "paused on the source" in move().stdout
 

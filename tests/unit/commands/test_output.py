@@ -92,7 +92,7 @@ def test_an_upgrade_names_clusters_that_were_not_ready_or_left_out() -> None:
     request = Request(("canary", "rest"), 600.0)
     upgrade = Rollout("2026.12", request, waves, State.REVERTED, wave=1)
     upgrade = replace(upgrade, problems={Key("team", "a"): ("late", "not ready")}, left_out={Key("team", "b"): ("x",)})
-    lines = click.unstyle(UPGRADED["table"](upgrade)).splitlines()
+    lines = click.unstyle(UPGRADED["text"](upgrade)).splitlines()
     assert lines[:3] == [
         "Reverted: release 2026.12, wave 1 of 2 (canary)",
         "  not ready  team/a: late; not ready",
@@ -100,7 +100,7 @@ def test_an_upgrade_names_clusters_that_were_not_ready_or_left_out() -> None:
     ]
     assert lines[3].startswith("  the wave has its former versions again; correct the cause")
     complete = replace(upgrade, state=State.COMPLETE, problems={}, left_out={})
-    assert len(UPGRADED["table"](complete).splitlines()) == 1
+    assert len(UPGRADED["text"](complete).splitlines()) == 1
 
 
 @pytest.mark.parametrize("to_stderr", [False, True])

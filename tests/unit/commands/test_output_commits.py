@@ -62,7 +62,7 @@ def lines(text: str) -> list[str]:
 
 
 def test_a_push_names_all_that_it_did_and_left() -> None:
-    assert lines(bundles.PUSHED["table"](RESULT)) == [
+    assert lines(bundles.PUSHED["text"](RESULT)) == [
         "commit 0123456789ab on main: 2 written, 1 removed",
         "  added   clusters/team/a",
         "  changed clusters/team/b",
@@ -72,8 +72,8 @@ def test_a_push_names_all_that_it_did_and_left() -> None:
         f"  foreign clusters/team/f/y {FOREIGN_FILE}",
         "  review  merge https://git.example.com/1",
     ]
-    assert bundles.PUSHED["table"](NOTHING) == "nothing changed\n"
-    assert lines(bundles.PUSHED["table"](replace(NOTHING, plan=Plan(delete=("x",))))) == [
+    assert bundles.PUSHED["text"](NOTHING) == "nothing changed\n"
+    assert lines(bundles.PUSHED["text"](replace(NOTHING, plan=Plan(delete=("x",))))) == [
         "wrote files: 0 written, 1 removed"
     ]
 
@@ -83,15 +83,15 @@ def test_data_of_a_push_has_the_same() -> None:
         "commit": "0123456789abcdef",
         "branch": "main",
         "mergeRequest": {"address": "https://git.example.com/1", "open": True},
-        "added": ["clusters/team/a"],
-        "changed": ["clusters/team/b"],
-        "removed": ["clusters/team/c"],
-        "left": [
-            {"what": "clusters/team/d", "why": "exceeds the budget"},
-            {"what": "clusters/team/e", "why": "is a file"},
-        ],
-        "foreign": ["clusters/team/f/y"],
         "files": {"written": ["clusters/team/a/x", "clusters/team/b/x"], "removed": ["clusters/team/c/x"]},
+        "items": [
+            {"name": "clusters/team/a", "change": "added", "wrong": False},
+            {"name": "clusters/team/b", "change": "changed", "wrong": False},
+            {"name": "clusters/team/c", "change": "removed", "wrong": False},
+            {"name": "clusters/team/d", "change": "left", "wrong": True, "why": "exceeds the budget"},
+            {"name": "clusters/team/e", "change": "left", "wrong": True, "why": "is a file"},
+            {"name": "clusters/team/f/y", "change": "foreign", "wrong": True, "why": FOREIGN_FILE},
+        ],
     }
     assert "mergeRequest" not in json.loads(bundles.PUSHED["json"](NOTHING))
 
@@ -109,13 +109,13 @@ DIFFS = [
 
 
 def test_differences_are_a_line_a_file_and_a_count_of_states() -> None:
-    assert lines(bundles.DIFFERENCES["table"](DIFFS)) == [
+    assert lines(bundles.DIFFERENCES["text"](DIFFS)) == [
         "CLUSTER  STATE    FILE            LINES",
         "team/b   differs  cni/fleet.yaml  +2 -1",
         "1 differs, 1 invalid, 1 matches, 1 suspended",
     ]
-    assert bundles.DIFFERENCES["table"]([]) == "no clusters\n"
-    assert bundles.DIFFERENCES["table"](DIFFS[:1]) == "1 matches\n"
+    assert bundles.DIFFERENCES["text"]([]) == "no clusters\n"
+    assert bundles.DIFFERENCES["text"](DIFFS[:1]) == "1 matches\n"
 
 
 def test_a_unified_diff_has_the_colours_of_git() -> None:
@@ -128,15 +128,19 @@ def test_a_unified_diff_has_the_colours_of_git() -> None:
 
 
 def test_a_verification_names_only_what_is_wrong() -> None:
-    assert lines(bundles.VERIFIED["table"](DIFFS)) == [
+    assert lines(bundles.VERIFIED["text"](DIFFS)) == [
         "CLUSTER  STATE    WHERE",
         "team/b   differs  cni/fleet.yaml; csi stays: it is in use",
         "team/x   invalid  mtu is too small",
         "1 differs, 1 invalid, 1 matches, 1 suspended",
     ]
-    assert bundles.VERIFIED["table"]([DIFFS[0], DIFFS[2]]) == "1 matches, 1 suspended\n"
-    assert json.loads(bundles.VERIFIED["json"](DIFFS))["verified"] is False
-    assert json.loads(bundles.VERIFIED["json"](DIFFS[:1]))["verified"] is True
+    assert bundles.VERIFIED["text"]([DIFFS[0], DIFFS[2]]) == "1 matches, 1 suspended\n"
+    assert [item["wrong"] for item in json.loads(bundles.VERIFIED["json"](DIFFS))["items"]] == [
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +148,7 @@ def test_a_verification_names_only_what_is_wrong() -> None:
 )
 def test_a_state_has_a_colour(state: State, colour: str) -> None:
     change = FileChange("clusters/team/b/x", None, b"a\n")
-    text = bundles.DIFFERENCES["table"]([ClusterDiff("team/b", state, (change,))])
+    text = bundles.DIFFERENCES["text"]([ClusterDiff("team/b", state, (change,))])
     assert click.style(state.value, fg=colour) in text
 
 
@@ -224,13 +228,13 @@ def test_waves_are_numbered_and_their_clusters_counted() -> None:
     target = versions().newest
     facts = [SimpleNamespace(key=Key("team", name)) for name in "abc"]
     waves: Any = [Wave("canary", facts[:1]), Wave("rest", facts[1:])]  # type: ignore[arg-type]
-    assert lines(bundles.WAVES["table"](waves, target)) == [
+    assert lines(bundles.WAVES["text"](waves, target)) == [
         "WAVE  NAME    COUNT  CLUSTERS",
         "1     canary  1      team/a",
         "2     rest    2      team/b, team/c",
         f"3 clusters for release {target.release}",
     ]
-    assert bundles.WAVES["table"]([], target) == f"0 clusters for release {target.release}\n"
+    assert bundles.WAVES["text"]([], target) == f"0 clusters for release {target.release}\n"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +260,7 @@ def test_what_a_wave_leaves_is_counted(waiting: int, unknown: int, more: str) ->
 def synced(
     result: Result, capsys: pytest.CaptureFixture[str], built: BuildResult | None = None, **flags: Any
 ) -> list[str]:
-    given: Any = SimpleNamespace(**{"output": "table", "dry_run": False, "applied": False, "repo": "", **flags})
+    given: Any = SimpleNamespace(**{"output": "text", "dry_run": False, "applied": False, "repo": "", **flags})
     print_result(built or BuildResult(), result, [], given)
     return capsys.readouterr().out.splitlines()
 

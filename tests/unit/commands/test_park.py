@@ -65,7 +65,7 @@ def test_a_cluster_is_parked_by_its_annotation(servers: Servers) -> None:
 
 
 def test_a_dry_run_only_shows_the_change(servers: Servers) -> None:
-    (item,) = servers.data("park", "team/shop", "--dry-run")["clusters"]
+    item = servers.item("park", "team/shop", "--dry-run")
     assert (item["cluster"], item["applied"]) == ("team/shop", False)
     assert item["changes"][0]["after"] == "true"
     assert servers.management.requests == []

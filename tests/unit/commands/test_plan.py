@@ -129,7 +129,7 @@ def test_what_may_not_be_read_is_named_on_standard_error(servers: Servers) -> No
 
 def test_status_of_no_clusters_is_fine_and_a_missing_one_an_error(servers: Servers) -> None:
     result = servers.caphv("status", "-A", "-o", "json")
-    assert (result.exit_code, json.loads(result.stdout)["clusters"]) == (0, [])
+    assert (result.exit_code, json.loads(result.stdout)["items"]) == (0, [])
     assert servers.caphv("status", "-A").exit_code == 0
     assert servers.caphv("status", "team/gone").exit_code == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -237,3 +238,11 @@ async def test_a_pool_that_is_in_order_or_absent_is_not_written() -> None:
             await apply_repair(management, HarvesterClient(other, frozenset()), name, OwnerObjects(US, {}, None))
             is None
         )
+
+
+@pytest.mark.parametrize("option", ["--yes", "--dry-run"])
+def test_data_says_which_pools_were_released(call: Any, option: str) -> None:
+    result = call("release", option, "-o", "json", of=[harvester(1, leaking("a"))])
+    content = json.loads(result.stdout)
+    assert (result.exit_code, content["unseen"]) == (0, [])
+    assert [(item["name"], item["applied"]) for item in content["items"]] == [("a", option == "--yes")]

@@ -214,7 +214,7 @@ def test_clusters_of_several_namespaces_are_read_together(servers: Servers) -> N
         obj["metadata"]["namespace"] = "second"
     servers.put(other)
     found = json.loads(servers.caphv("status", "team/shop", "second/other", "--no-deep", "-o", "json").stdout)
-    assert {(cluster["namespace"], cluster["name"]) for cluster in found["clusters"]} == {
+    assert {(cluster["namespace"], cluster["name"]) for cluster in found["items"]} == {
         ("team", "shop"),
         ("second", "other"),
     }
@@ -399,6 +399,7 @@ def test_a_support_bundle_is_private_and_has_no_secret(servers: Servers, tmp_pat
     assert b"message in other" not in content
     assert f"wrote {len(names)} files to bundle.tar.gz" in result.stdout
     assert kubeconfigs.CANARY.encode() not in content
+    assert {item["name"] for item in servers.data("support-bundle", "team/shop", "--file", "data.tar.gz")} == names
     missing = servers.caphv("support-bundle", "team/gone", "--file", "other.tar.gz")
     assert (missing.exit_code, (tmp_path / "other.tar.gz").exists()) == (2, False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -298,3 +299,23 @@ def test_a_directory_with_files_is_not_overwritten(full: Servers) -> None:
     for words in (("notes", "--unencrypted"), ("new", "--unencrypted", "--passphrase-file", "notes/mine")):
         result = full.caphv("backup", "-A", *words)
         assert (result.exit_code, "asked" in result.output) == (2, False)
+
+
+def test_data_says_what_is_created_and_whether_it_stays_paused(servers: Servers) -> None:
+    dry = json.loads(restore(servers, "--dry-run", "-o", "json").stdout)
+    assert {(item["object"].split()[0], item["action"]) for item in dry["items"]} >= {("Cluster", "create")}
+    assert not any(item["applied"] for item in dry["items"])
+
+    first = restore(servers, "--yes", "-o", "json")
+    content = json.loads(first.stdout)
+    assert (first.exit_code, content["paused"], STAYS in first.stderr) == (1, True, True)
+    assert {item["applied"] for item in content["items"] if item["action"] == "create"} == {True}
+
+    second = restore(servers, "--old-management-cluster-stopped", "-o", "json")
+    assert (second.exit_code, json.loads(second.stdout)["paused"]) == (0, False)
+    third = json.loads(restore(servers, "-o", "json").stdout)
+    assert not any(item["applied"] for item in third["items"])
+
+
+def test_manifests_of_pools_have_one_form(servers: Servers) -> None:
+    assert restore(servers, "--show-ip-pools", "-o", "json").exit_code == 2

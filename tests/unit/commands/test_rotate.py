@@ -77,7 +77,7 @@ def test_a_token_is_not_replaced_without_a_confirmation(server: Server) -> None:
 def planned(*options: str) -> dict[str, Any]:
     result = rotate("--dry-run", "-o", "json", *options)
     assert result.exit_code == 0, result.output
-    plan: dict[str, Any] = json.loads(result.stdout)
+    plan: dict[str, Any] = json.loads(result.stdout)["items"][0]
     assert plan["applied"] is False
     return {"seconds": 0, "deletes": "", "kept": "", **plan}
 
@@ -138,7 +138,7 @@ def test_a_dry_run_says_which_rights_are_missing(
     result = rotate("--dry-run", *options)
     assert (result.exit_code, problem in result.stderr) == (1, True)
     assert (server.deleted, server.connections) == ([], 0)
-    data = json.loads(rotate("--dry-run", "-o", "json", *options).stdout)
+    (data,) = json.loads(rotate("--dry-run", "-o", "json", *options).stdout)["items"]
     assert (len(data["problems"]), problem in data["problems"][0], data["applied"]) == (1, True, False)
 
 
@@ -173,7 +173,7 @@ def test_a_dry_run_says_that_harvester_does_not_answer(
 def test_a_rotation_prints_what_it_did_as_data(server: Server) -> None:
     result = rotate("-o", "json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["applied"] is True
+    assert json.loads(result.stdout)["items"][0]["applied"] is True
     assert "wrote Secret team-a/identity" in result.stderr
     assert "deleted the former token, Secret caphv-token" in result.stderr
 

@@ -77,7 +77,7 @@ def test_workers_get_the_number(servers: Servers, number: int) -> None:
 
 
 def test_control_plane_and_workers_change_in_one_command(servers: Servers) -> None:
-    data = servers.data("scale", "team/shop", "--control-plane", "3", "--workers", "shop-md-0=1", "--yes")
+    data = servers.item("scale", "team/shop", "--control-plane", "3", "--workers", "shop-md-0=1", "--yes")
     assert (replicas(servers), replicas(servers, "RKE2ControlPlane", "shop")) == (1, 3)
     assert data["applied"] is True
     assert [(change["object"], change["before"], change["after"]) for change in data["changes"]] == [
@@ -87,7 +87,7 @@ def test_control_plane_and_workers_change_in_one_command(servers: Servers) -> No
 
 
 def test_a_dry_run_only_shows_the_change(servers: Servers) -> None:
-    data = servers.data("scale", "team/shop", "--workers", "5", "--dry-run", "--wait")
+    data = servers.item("scale", "team/shop", "--workers", "5", "--dry-run", "--wait")
     assert (data["applied"], data["changes"][0]["after"]) == (False, "5")
     text = servers.caphv("scale", "team/shop", "--workers", "5", "--dry-run")
     assert (text.exit_code, "spec.replicas: 2 → 5" in text.output) == (0, True)
@@ -96,7 +96,7 @@ def test_a_dry_run_only_shows_the_change(servers: Servers) -> None:
 
 
 def test_a_number_that_it_has_is_nothing_to_do(servers: Servers) -> None:
-    data = servers.data("scale", "team/shop", "--workers", "2")
+    data = servers.item("scale", "team/shop", "--workers", "2")
     assert (data["applied"], data["changes"]) == (False, [])
     result = servers.caphv("scale", "team/shop", "--workers", "2")
     assert (result.exit_code, servers.management.requests) == (0, [])
@@ -110,7 +110,7 @@ def test_a_failed_check_forbids_the_change_unless_it_is_forced(servers: Servers,
     assert (result.exit_code, "Nothing was changed: a check failed" in result.stderr) == (1, True)
     assert servers.management.requests == []
     if output == "json":
-        assert json.loads(result.stdout)["applied"] is False
+        assert json.loads(result.stdout)["items"][0]["applied"] is False
     assert servers.caphv(*words, "--force").exit_code == 0
     assert replicas(servers, "RKE2ControlPlane", "shop") == 2
 
@@ -167,7 +167,7 @@ def test_with_data_the_progress_is_on_standard_error(servers: Servers) -> None:
     words = ("--workers", "3", "--yes", "--wait", "--timeout", "30s", "-o", "json")
     result = servers.caphv("scale", "team/shop", *words)
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["applied"] is True
+    assert json.loads(result.stdout)["items"][0]["applied"] is True
     assert "3/3 workers" in result.stderr
 
 

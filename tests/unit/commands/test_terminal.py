@@ -253,18 +253,18 @@ def test_lines_of_bundles_are_harmless() -> None:
     cluster = Key(HOSTILE, HOSTILE)
     upgrade = Rollout(HOSTILE, Request((HOSTILE,), 60.0), ((HOSTILE, (cluster,)),), State.REVERTED, wave=1)
     upgrade = dataclasses.replace(upgrade, problems={cluster: (HOSTILE,)}, left_out={cluster: (HOSTILE,)})
-    assert_harmless(bundles.UPGRADED["table"](upgrade))
+    assert_harmless(bundles.UPGRADED["text"](upgrade))
 
 
 def test_data_has_escapes_of_its_own_form() -> None:
-    text = data_text({"text": HOSTILE}, "json")
+    text = data_text("json", items=[{"text": HOSTILE}])
     assert text.isascii()
     assert "\x1b" not in text
-    assert json.loads(text) == {"text": HOSTILE}
-    text = data_text({"text": HOSTILE}, "yaml")
+    assert json.loads(text) == {"items": [{"text": HOSTILE}]}
+    text = data_text("yaml", items=[{"text": HOSTILE}])
     assert text.isascii()
     assert not {"\x1b", "\x00", "\x7f"} & set(text)
-    assert yaml.safe_load(text) == {"text": HOSTILE}
+    assert yaml.safe_load(text) == {"items": [{"text": HOSTILE}]}
 
 
 def test_text_keeps_what_is_readable() -> None:

@@ -88,13 +88,13 @@ def test_pools_of_workers_that_follow_are_counted(servers: Servers) -> None:
 def test_data_comes_without_the_hint_for_people(servers: Servers) -> None:
     servers.put(cluster(topology=True))
     result = upgrade(servers, "--yes", "-o", "json")
-    assert (result.exit_code, json.loads(result.stdout)["applied"]) == (0, True)
+    assert (result.exit_code, json.loads(result.stdout)["items"][0]["applied"]) == (0, True)
     assert "run this again" not in result.output
 
 
 def test_workers_are_upgraded_by_a_second_run_once_the_control_plane_is(servers: Servers) -> None:
     servers.put(cluster(control_plane=NEXT))
-    data = json.loads(upgrade(servers, "--yes", "-o", "json").stdout)
+    (data,) = json.loads(upgrade(servers, "--yes", "-o", "json").stdout)["items"]
     assert (data["applied"], data["pending"]) == (True, [])
     assert servers.management.requests == ["patch MachineDeployment shop-md-0"]
 
@@ -118,7 +118,7 @@ def test_an_upgraded_cluster_is_nothing_to_do(servers: Servers) -> None:
 
 
 def test_a_dry_run_only_shows_checks_and_changes(servers: Servers) -> None:
-    data = json.loads(upgrade(servers, "--dry-run", "--wait", "-o", "json").stdout)
+    (data,) = json.loads(upgrade(servers, "--dry-run", "--wait", "-o", "json").stdout)["items"]
     assert data["applied"] is False
     assert [change["after"] for change in (*data["changes"], *data["pending"])] == [NEXT, NEXT]
     assert {"version", "health", "disruptions"} <= {check["id"] for check in data["checks"]}
@@ -177,7 +177,7 @@ def test_a_conflict_while_it_waits_is_no_end(servers: Servers) -> None:
     servers.management.errors["patch MachineDeployment"] = Conflict(409, "Conflict", "modified")
     result = upgrade(servers, "--yes", "--wait", "--timeout", "1s", "-o", "json")
     assert (result.exit_code, "Timed out" in result.stderr) == (1, True)
-    assert json.loads(result.stdout)["applied"] is True
+    assert json.loads(result.stdout)["items"][0]["applied"] is True
     assert f"1 of 2 machines run {NEXT}" in result.stderr
 
 

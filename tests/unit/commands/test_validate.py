@@ -53,7 +53,7 @@ def call(*arguments: str, stdin: str | bytes = "") -> Result:
 
 
 def findings(text: str | bytes) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(call("-o", "json", "-", stdin=text).stdout)["findings"]
+    found: list[dict[str, Any]] = json.loads(call("-o", "json", "-", stdin=text).stdout)["items"]
     return found
 
 
@@ -117,7 +117,7 @@ def test_objects_of_a_list_are_objects(suffix: str) -> None:
     text = json.dumps({"apiVersion": "v1", "kind": suffix, "items": [yaml.safe_load(CLUSTER)]}, indent=1)
     result = json.loads(call("-o", "json", "-", stdin=text.replace("dhcp", "dcp")).stdout)
     assert result["objects"] == 1
-    (found,) = [one for one in result["findings"] if one["rule"] == "schema-enum"]
+    (found,) = [one for one in result["items"] if one["rule"] == "schema-enum"]
     assert '"dcp"' in text.replace("dhcp", "dcp").splitlines()[found["line"] - 1]
     assert found["object"] == "HarvesterCluster clusters/demo"
 
@@ -293,7 +293,7 @@ def test_a_definition_is_checked_for_the_release_of_fleet() -> None:
 
     def rules(*arguments: str) -> set[str]:
         found = json.loads(call("-", "-o", "json", *arguments, stdin=definition).stdout)
-        return {finding["rule"] for finding in found["findings"]}
+        return {finding["rule"] for finding in found["items"]}
 
     assert "bundles-fleet" not in rules()
     assert "bundles-fleet" in rules("--fleet-version", "v0.15.0")

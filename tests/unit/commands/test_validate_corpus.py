@@ -23,7 +23,7 @@ def errors_of(cases: list[Case], folder: Path) -> list[set[tuple[str, str]]]:
     result = CliRunner().invoke(cli, ["validate", "-o", "json", str(folder)])
     found: list[set[tuple[str, str]]] = [set() for _ in cases]
     finding: dict[str, Any]
-    for finding in json.loads(result.stdout)["findings"]:
+    for finding in json.loads(result.stdout)["items"]:
         if finding["severity"] == "error" and finding["rule"] not in TOGETHER:
             found[int(Path(finding["file"]).stem)].add((finding["field"], finding["rule"]))
     return found

@@ -80,15 +80,15 @@ def test_text_shows_place_line_remedy_and_the_other_place() -> None:
 
 def test_data_has_only_what_is_known() -> None:
     found = json.loads(validate.FORMATS["json"](REPORT))
-    assert {name: found[name] for name in ("files", "objects", "passedOver", "errors", "warnings", "unreadable")} == {
+    assert {name: found[name] for name in ("files", "objects", "passedOver", "errors", "warnings", "unseen")} == {
         "files": 2,
         "objects": 2,
         "passedOver": 0,
         "errors": 1,
         "warnings": 1,
-        "unreadable": [],
+        "unseen": [],
     }
-    first, second = found["findings"]
+    first, second = found["items"]
     assert first["related"] == {"file": "b.yaml", "line": 1, "column": 2, "object": "Cluster team/b"}
     assert (first["field"], first["object"], first["help"]) == ("spec.x", "Cluster team/a", "correct it")
     assert second == {
@@ -96,6 +96,7 @@ def test_data_has_only_what_is_known() -> None:
         "line": 1,
         "column": 1,
         "severity": "warning",
+        "wrong": False,
         "rule": "other",
         "message": "odd: 10%, or\nso",
     }

@@ -269,7 +269,7 @@ OPERATORS = {
         f"{COMMANDS}/test_reading.py::test_doctor_says_when_there_was_no_cluster_to_check",
     ),
     "documents of programs were lists or objects, and texts had the wrong number": (
-        f"{COMMANDS}/test_output_data.py::test_a_document_is_always_an_object",
+        f"{COMMANDS}/test_output_data.py::test_a_document_has_its_items_in_one_field",
         f"{COMMANDS}/test_output.py::test_only_one_is_singular",
     ),
     "the live page had wrong colours, raw reasons and holes": (
