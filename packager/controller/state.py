@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,8 +27,6 @@ from packager.addons.cluster_objects import (
 from packager.addons.facts import ClusterFacts, FleetCluster
 from packager.definitions.protection import is_protected
 from packager.informers import OptionalKinds
-
-log = logging.getLogger(__name__)
 
 _FLEET_CLUSTER = (resources.FLEET_GROUP, "Cluster")
 

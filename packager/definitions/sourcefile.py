@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from caphv.api.object import Key, Obj, at, text_at
+from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import FieldPath, Finding
 from caphv.validation.yaml.documents import Bounds
 from caphv.validation.yaml.loader import SUFFIXES, parse
@@ -64,12 +65,10 @@ class Item:
             text_at(self.obj, "metadata", "name"),
         )
 
-    def has_kind(self, group: str, kind: str) -> bool:
-        """Whether the object is of this kind."""
-        return (
-            self.obj.get("kind") == kind
-            and str(self.obj.get("apiVersion")).rpartition("/")[0] == group
-        )
+    def has_kind(self, kind: str) -> bool:
+        """Whether the object is of this kind of Cluster API."""
+        group = str(self.obj.get("apiVersion")).rpartition("/")[0]
+        return group == CLUSTER_API_GROUP and self.obj.get("kind") == kind
 
 
 @dataclass(frozen=True)
