@@ -15,16 +15,19 @@ HARVESTER_KUBEADM = "harvester-kubeadm"
 NAMES = (HARVESTER_RKE2, HARVESTER_K3S, HARVESTER_KUBEADM)
 
 
-def shipped_objects(namespace: str, core: str) -> list[Obj]:
-    """Return the ClusterClasses for a core with the API version `core`, and their templates."""
+def shipped_objects(core: str) -> list[Obj]:
+    """Return the ClusterClasses for a core with the API version `core`, and their templates.
+
+    They are in namespace `default`.
+    """
     if core != v1beta1.VERSION:
-        return [obj for name in NAMES for obj in objects(namespace, name)]
+        return [obj for name in NAMES for obj in objects("default", name)]
 
     # The class of kubeadm has fields that v1beta1 does not have.
     return [
         v1beta1.to_v1beta1(obj)
         for name in (HARVESTER_RKE2, HARVESTER_K3S)
-        for obj in objects(namespace, name)
+        for obj in objects("default", name)
     ]
 
 
