@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from caphv.api.hosts import is_ready
 from caphv.api.object import Obj, at, dict_at, labels_of, list_at
 from sandbox.harvester import kinds, quantities
 
@@ -101,12 +102,6 @@ def unpermitted_devices(vm: Obj, hosts: Iterable[Obj]) -> list[str]:
     offered = {name for host in hosts for name in dict_at(host, "status", "allocatable")}
     requested = list_at(domain, "devices", "hostDevices")
     return sorted({str(device["deviceName"]) for device in requested} - offered)
-
-
-def is_ready(host: Obj) -> bool:
-    """Return whether the host is Ready."""
-    conditions = list_at(host, "status", "conditions")
-    return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
 
 
 def is_usable(host: Obj, spec: Obj | None = None) -> bool:

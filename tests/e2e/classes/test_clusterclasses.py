@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from caphv.api.clusterapi import infrastructure_ref
+from caphv.api.conditions import current_time
 from caphv.api.object import NAMESPACES, NODES, SECRETS, Obj, Resource
 from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from caphv.runtime.client import ApiClient
@@ -223,7 +224,7 @@ async def installed_cni(client: ApiClient) -> None:
     while True:
         for node in (await client.list(NODES))["items"]:
             if not holds(node, "Ready"):
-                patch = {"status": {"conditions": [{**ready, "lastTransitionTime": kinds.now()}]}}
+                patch = {"status": {"conditions": [{**ready, "lastTransitionTime": current_time()}]}}
                 await client.patch(
                     NODES, node["metadata"]["name"], "", patch, patch_type="strategic", subresource="status"
                 )
