@@ -29,7 +29,8 @@ NETWORK, UNIQUE, ADDRESSES_EXCLUSIVE, ADDRESS, ROUTE, TEMPLATE = (
 )
 """Kinds of conflicts, which are the names of the rules."""
 
-_STATIC, _POOLS = "addresses", "addressesFromPools"
+_STATIC = "addresses"
+_POOLS = "addressesFromPools"
 
 
 @dataclass(frozen=True, slots=True)

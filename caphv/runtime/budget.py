@@ -13,7 +13,10 @@ from caphv.runtime.errors import TooLarge
 
 MIB = 1024 * 1024
 # Bytes of Python's objects, by what they are in JSON: `{}`, `[]`, each value, each end of a text.
-_OBJECT, _LIST, _VALUE, _QUOTE = 160, 72, 40, 20
+_OBJECT = 160
+_LIST = 72
+_VALUE = 40
+_QUOTE = 20
 # Memory for the caches of one connection, and for caches that connections to one server share. Each
 # machine that runs there adds to both, because a VM with its disks takes 40 KiB. A VM of another
 # owner in a shared namespace takes 8.5 KiB.

@@ -59,7 +59,8 @@ def _check_networks(existing: Sequence[Obj], desired: Sequence[Obj]) -> Iterator
 
 def _check_flannel(existing: Sequence[Obj], desired: Sequence[Obj]) -> Iterator[Finding]:
     # The file has this setting only if K3s' own flannel is off.
-    old, new = _k3s_config(existing), _k3s_config(desired)
+    old = _k3s_config(existing)
+    new = _k3s_config(desired)
     if old and new and old.get("flannel-backend") != new.get("flannel-backend"):
         running = "no flannel" if "flannel-backend" in old else "flannel"
         what = f"servers of the running cluster started with {running}"

@@ -178,7 +178,8 @@ def _exchange(
     process: subprocess.Popen[bytes], stdin: bytes, timeout: float
 ) -> tuple[bytes, bytes]:
     """Like `communicate`, but kill a process whose output would fill the memory."""
-    out, messages = bytearray(), bytearray()
+    out = bytearray()
+    messages = bytearray()
 
     def read(stream: IO[bytes], output: bytearray) -> None:
         while chunk := stream.read1(64 * 1024):  # type: ignore[attr-defined]

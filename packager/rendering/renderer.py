@@ -300,7 +300,9 @@ class Renderer:
         """
         if self.options.mirror:
             return []
-        cni, ccm, csi = settings.cni, settings.ccm, settings.csi
+        cni = settings.cni
+        ccm = settings.ccm
+        csi = settings.csi
         packaging = settings.packaging
         references = (
             _ChartReference("cni", f"rke2-{cni.name}", cni.version, cni.packaging),

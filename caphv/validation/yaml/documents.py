@@ -109,7 +109,8 @@ def _next_separator(text: str, start: int, line: int, broken: int) -> tuple[int,
     :param line: index of the line of that separator
     :param broken: the line that cannot be read, counted from 1
     """
-    offset, index = start, line
+    offset = start
+    index = line
     for match in _SEPARATOR.finditer(text, start):
         # Count without a list, because a list of two million line breaks would take 16 MiB.
         index += sum(1 for _ in LINE_BREAK.finditer(text, offset, match.start()))
@@ -188,8 +189,9 @@ def _parse(text: str, first_line: int, tally: _Tally) -> Iterator[Document]:
 
 
 def _end(text: str) -> Position:
-    line, start = 1, 0
+    line = 1
+    start = 0
     for match in LINE_BREAK.finditer(text):
-        line = line + 1
+        line += 1
         start = match.end()
     return Position(line, len(text) - start + 1)
