@@ -74,11 +74,12 @@ class Scrapes:
     def series(self) -> list[dict[str, str]]:
         """Return the input of promtool; a series that ends is marked as a Prometheus does."""
         return [
-            {"series": name, "values": " ".join(self._written(points))}
+            {"series": name, "values": " ".join(self._values(points))}
             for name, points in self.values.items()
         ]
 
-    def _written(self, points: Points) -> Iterator[str]:
+    def _values(self, points: Points) -> Iterator[str]:
+        """Yield the value of each scrape in the notation of promtool."""
         last = max(points)
         for scrape in range(self.count):
             if scrape in points:
