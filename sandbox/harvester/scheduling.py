@@ -54,13 +54,11 @@ def choose_host(vm: Obj, hosts: Iterable[Obj], placements: Iterable[Placement]) 
         return ""
 
     # Score by preferences, then by load. Names break ties, so that a run can be repeated.
-    preferred_terms = [
-        (entry["weight"], entry["podAffinityTerm"]) for entry in anti_affinity.get(_PREFERRED) or ()
-    ]
-    penalties = [
-        (weight, term["topologyKey"], _count_by_domain(term, vm, placements, domains))
-        for weight, term in preferred_terms
-    ]
+    penalties = []
+    for entry in anti_affinity.get(_PREFERRED) or ():
+        term = entry["podAffinityTerm"]
+        taken = _count_by_domain(term, vm, placements, domains)
+        penalties.append((entry["weight"], term["topologyKey"], taken))
 
     def cost(host: Obj) -> tuple[float, float, str]:
         labels = labels_of(host)
