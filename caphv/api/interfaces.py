@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from caphv.api import interfaceaddresses, resources
 from caphv.api.interfaceaddresses import IPNetwork
@@ -101,10 +101,16 @@ def is_harvester_pool(pool: Mapping[str, Any]) -> bool:
     return (pool.get("apiGroup"), pool.get("kind")) == kind
 
 
-def harvester_pools(spec: Mapping[str, Any]) -> list[tuple[int, int, str]]:
-    """Return the IPPools on Harvester that interfaces have addresses of.
+class HarvesterPool(NamedTuple):
+    """The name of an IPPool on Harvester, with the numbers of its interface and entry, from 0."""
 
-    Each is with the number of its interface and of its entry there, both from 0.
+    interface: int
+    entry: int
+    name: str
+
+
+def harvester_pools(spec: Mapping[str, Any]) -> list[HarvesterPool]:
+    """Return the IPPools on Harvester that interfaces have addresses of.
 
     :param spec: the spec of a HarvesterMachine, whose values may have any type
     """
@@ -116,7 +122,7 @@ def harvester_pools(spec: Mapping[str, Any]) -> list[tuple[int, int, str]]:
         number = networks.index(interface.get("network"))
         for entry, pool in enumerate(_listed(interface.get(_POOLS))):
             if isinstance(pool, dict) and is_harvester_pool(pool) and pool.get("name"):
-                pools.append((number, entry, str(pool["name"])))
+                pools.append(HarvesterPool(number, entry, str(pool["name"])))
     return sorted(pools)
 
 
