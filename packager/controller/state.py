@@ -11,6 +11,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from caphv.api import clusterapi, names, resources
 from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, dict_at, key_of, labels_of
@@ -343,14 +344,22 @@ def suspension(cluster: Obj) -> str:
     return ""
 
 
-def control_plane_ref(cluster: Obj) -> tuple[str, str, str]:
-    """Return group, kind and name of a Cluster's control plane; empty when it has none.
+class ControlPlaneRef(NamedTuple):
+    """The control plane of a Cluster; all fields are empty when it has none."""
+
+    group: str
+    kind: str
+    name: str
+
+
+def control_plane_ref(cluster: Obj) -> ControlPlaneRef:
+    """Return the reference of a Cluster to its control plane.
 
     The reference may be of either contract version.
     """
     ref = dict_at(cluster, "spec", "controlPlaneRef")
     group = ref.get("apiGroup") or str(ref.get("apiVersion", "")).partition("/")[0]
-    return str(group), str(ref.get("kind", "")), str(ref.get("name", ""))
+    return ControlPlaneRef(str(group), str(ref.get("kind", "")), str(ref.get("name", "")))
 
 
 def class_key(cluster: Obj) -> Key | None:
