@@ -388,7 +388,7 @@ def _cluster_of(control_plane: Obj) -> Key | None:
 
 
 def _find_unused(objects: Iterable[Obj], control_plane: Obj, used_names: Set[str]) -> Obj | None:
-    """Return an object of a control plane that is not being deleted and has none of the names."""
+    """Return an object that a control plane owns and no longer uses, unless it is being deleted."""
     for obj in alive(objects):
         if is_owned_by(obj, control_plane) and key_of(obj).name not in used_names:
             return obj
