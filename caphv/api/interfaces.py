@@ -135,10 +135,13 @@ def conflicts(spec: Mapping[str, Any], *, first_has_dhcp: bool = False) -> Itera
     networks = _listed(spec.get("networks"))
     seen = _Seen()
     config = spec.get("networkConfig")
-    own = interfaceaddresses.address_of(config.get("address") if isinstance(config, dict) else None)
+    address = config.get("address") if isinstance(config, dict) else None
+    address_of_first = interfaceaddresses.address_of(address)
+
     for index, interface in enumerate(_listed(spec.get(FIELD))):
         if not isinstance(interface, dict):
             continue
+
         network = interface.get("network")
         is_first = False
         if isinstance(network, str) and network:
@@ -147,11 +150,13 @@ def conflicts(spec: Mapping[str, Any], *, first_has_dhcp: bool = False) -> Itera
             is_first = network == (networks[0] if networks else None)
         yield from _source_conflicts(index, interface, spec if is_first else {})
         yield from _pool_conflicts(index, _listed(interface.get(_POOLS)))
+
         # The first interface has either the address of networkConfig or others.
-        others = seen.addresses if is_first else seen.addresses | {own}
+        others = seen.addresses if is_first else seen.addresses | {address_of_first}
         yield from _address_conflicts(index, _listed(interface.get(_STATIC)), others)
         static = interfaceaddresses.interfaces_of(_listed(interface.get(_STATIC)))
         seen.addresses |= {address.ip for address in static}
+
         is_open = is_first and not first_has_dhcp
         connected = _connected(interface, spec if is_first else {}, is_open=is_open)
         yield from _route_conflicts(index, interface, connected, seen)
@@ -173,8 +178,8 @@ def _network_conflicts(
         detail = "has an entry already: join the two"
         yield Conflict(UNIQUE, path, detail, network)
     elif networks and network not in networks:
-        known = ", ".join(str(name) for name in networks)
-        detail = f"is not in networks: write it as there ({known})"
+        names = ", ".join(str(name) for name in networks)
+        detail = f"is not in networks: write it as there ({names})"
         yield Conflict(NETWORK, path, detail, network)
 
 
@@ -272,8 +277,8 @@ def _route_conflicts(
         connected = None
 
     static = interfaceaddresses.interfaces_of(_listed(interface.get(_STATIC)))
-    own = [address.ip for address in static]
-    for problem in interfaceaddresses.route_problems(routes, connected, own):
+    own_addresses = [address.ip for address in static]
+    for problem in interfaceaddresses.route_problems(routes, connected, own_addresses):
         path = (index, "routes", *problem.path)
         yield Conflict(ROUTE, path, problem.detail, problem.value)
 

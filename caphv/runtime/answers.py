@@ -51,8 +51,8 @@ class Answers:
         is_success = 200 <= status < 300
         if is_success and isinstance(body, dict):
             return body
-        what = "not JSON" if body is None else "no Status object"
-        detail = f"HTTP {status} with a body that is {what}"
+        fault = "not JSON" if body is None else "no Status object"
+        detail = f"HTTP {status} with a body that is {fault}"
         if is_success:
             raise self._no_api_error(detail)
 

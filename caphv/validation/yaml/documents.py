@@ -142,8 +142,8 @@ class _Tally:
     def count_problems(self, count: int, position: Position) -> None:
         """Count the problems of a document as far as it is read. Raises `_Exceeded`."""
         if self._problems + count > self._bounds.problems:
-            what = f"more than {self._bounds.problems:,} problems"
-            raise self._exceed(position, what, "correct them first")
+            excess = f"more than {self._bounds.problems:,} problems"
+            raise self._exceed(position, excess, "correct them first")
 
     def end_document(self, problems: int) -> None:
         """Keep the count of a document that was read to its end."""
@@ -151,11 +151,11 @@ class _Tally:
 
     def too_many_values(self, position: Position) -> _Exceeded:
         """Return the error for values beyond the bound."""
-        what = f"more than {self._bounds.values:,} values, with YAML aliases written out"
-        return self._exceed(position, what)
+        excess = f"more than {self._bounds.values:,} values, with YAML aliases written out"
+        return self._exceed(position, excess)
 
-    def _exceed(self, position: Position, what: str, remedy: str = "split the file") -> _Exceeded:
-        problem = f"the file has {what}"
+    def _exceed(self, position: Position, excess: str, remedy: str = "split the file") -> _Exceeded:
+        problem = f"the file has {excess}"
         return _Exceeded(text_finding(yaml_rules.SYNTAX, position, problem, remedy))
 
 
