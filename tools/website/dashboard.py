@@ -42,7 +42,7 @@ _METRICS = "--metrics-bind-address="
 _SETTLE_SECONDS = 20
 _OUTAGE_SECONDS = 15
 _TIMESTAMP = "_timestamp_seconds"
-# How promtool reports a query whose result is not the expected one, which is none.
+# How promtool reports the result of a query, because the test expects none.
 _RESULT = re.compile(
     r'^ +expr: ("(?:[^"\\]|\\.)*"), time: (\S+),\n +exp: nil\n +got: (.*)$', re.MULTILINE
 )
