@@ -30,6 +30,7 @@ from sandbox.environment import Sandbox
 from sandbox.guest.cloudinit import parse_user_data
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario, in_network
+from tests.support.clusterclasses import rename
 from tests.support.e2e import HEALTH_CHECKS, SHORT_AND_WHOLE, holds, seen
 from tests.support.waiting import ended
 
@@ -380,7 +381,7 @@ async def a_class_of_its_own_is_there(scenario: Scenario) -> None:
 async def the_next_version_of_the_class_is_taken(scenario: Scenario) -> None:
     """As a release would bring it: another name, and templates that say more."""
     name, new_name = scenario.spec.cluster_class, f"{scenario.spec.cluster_class}-next"
-    objects = clusterclass.rename(clusterclass.objects(scenario.spec.class_namespace, name), name, new_name)
+    objects = rename(clusterclass.objects(scenario.spec.class_namespace, name), name, new_name)
     for obj in objects:
         if obj["kind"] == "HarvesterMachineTemplate":
             obj["spec"]["template"]["spec"]["guestConfig"] = {"disableFstrimTimer": True}
