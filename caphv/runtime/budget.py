@@ -116,7 +116,7 @@ class TimeBudget:
         """Return why the connection gets a smaller share now; empty if it does not."""
         return self._reason if self._clock() < self._limited_until else ""
 
-    def broken(self, reason: str) -> None:
+    def record_violation(self, reason: str) -> None:
         """Record that the server exceeded a bound."""
         moment = self._clock()
         # Keep the first reason, because conditions must not change with each attack.
@@ -151,7 +151,9 @@ class TimeBudget:
             self._count_load()
         if self._credit < 0:
             self._credit = self._most
-            self.broken(f"its answers take more than {self._share:.0%} of this process's time")
+            self.record_violation(
+                f"its answers take more than {self._share:.0%} of this process's time"
+            )
 
     def _count_load(self) -> None:
         """Let credit and share grow with the number of objects that the connection has to read.
