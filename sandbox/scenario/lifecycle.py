@@ -372,7 +372,7 @@ class Scenario:
         self.on_change()
         self._notified.set()
 
-    async def _wait_until(self, what: str, condition: Callable[[], bool]) -> None:
+    async def _wait_until(self, expectation: str, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self.timeout
         while not condition():
             # No change is lost, because nothing runs between the check and this line.
@@ -383,7 +383,7 @@ class Scenario:
             except TimeoutError:
                 causes = [self.view.problems(), *self._guest_failures()]
                 raise ScenarioError(
-                    f"not within {self.timeout:.0f} s: {what}; {'; '.join(causes)}"
+                    f"not within {self.timeout:.0f} s: {expectation}; {'; '.join(causes)}"
                 ) from None
 
     def _guest_failures(self) -> list[str]:

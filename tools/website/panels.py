@@ -202,7 +202,7 @@ def _graph(panel: Obj, frame: Frame, series: Sequence[Series], scrapes: int) -> 
     unit = defaults.get("unit", "")
     lines = [(name, points) for name, _, points in series if points]
     if at(defaults, "custom", "stacking"):
-        lines = _stacked(lines)
+        lines = _stack(lines)
 
     legend_lines = list(_wrap([name for name, _ in lines], frame.width - 16))
     left = frame.x + 66
@@ -244,7 +244,7 @@ def _graph(panel: Obj, frame: Frame, series: Sequence[Series], scrapes: int) -> 
             yield f'<text class="l" x="{x + 14:.0f}" y="{y:.0f}">{escape(text)}</text>'
 
 
-def _stacked(lines: Sequence[tuple[str, Points]]) -> list[tuple[str, Points]]:
+def _stack(lines: Sequence[tuple[str, Points]]) -> list[tuple[str, Points]]:
     """Return lines that each stand on the sum of those before."""
     sums: Points = {}
     stacked = []
