@@ -1,4 +1,4 @@
-"""Run coroutines beside the work of a block."""
+"""Run coroutines in the background of a block."""
 
 from __future__ import annotations
 
