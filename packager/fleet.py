@@ -27,7 +27,8 @@ _MAX_MESSAGE_LENGTH = 600
 _MAX_FIELDS = 3
 _MAX_OBJECTS = 3
 _LIMITS = Limits(size=64 * 1024, nodes=10_000, seconds=1)
-_MODIFIED, _WAITING = "Modified", "WaitApplied"
+_MODIFIED = "Modified"
+_WAITING = "WaitApplied"
 NOT_APPLIED = (
     "its agent has not applied it; if that stays, the log of Deployment "
     "cattle-fleet-system/fleet-agent in the cluster says why"
@@ -367,7 +368,8 @@ def _first_message(messages: Iterable[str | None]) -> str:
 
 def _is_relevant(change: Change) -> bool:
     """Whether a change is more than a new resource version."""
-    old, new = change.old, change.new
+    old = change.old
+    new = change.new
     if old is None or new is None:
         return True
     if labels_of(old) != labels_of(new):

@@ -296,7 +296,7 @@ class Sandbox:
     async def _create_cluster_classes(self, management: ApiServer, version: str) -> None:
         # Create the classes after the real providers, whose webhooks must admit the templates.
         async with management.client() as client:
-            await manifests.apply(client, clusterclass.shipped_objects("default", version))
+            await manifests.apply(client, clusterclass.shipped_objects(version))
 
     async def _start_simulator(self) -> Process:
         ready = self.folder / SIMULATOR_READY_FILE

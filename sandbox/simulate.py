@@ -22,6 +22,7 @@ import uvloop
 
 from caphv.runtime.client import ApiClient
 from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig
+from sandbox.background import background
 from sandbox.capi import standins
 from sandbox.guest.guests import Guests
 from sandbox.guest.workload import Workloads
@@ -85,7 +86,7 @@ class Simulator:
             client = await self._client(stack, "harvester", self._harvester)
             await define(client)
             informers = Informers(client)
-            await stack.enter_async_context(_background(informers.run()))
+            await stack.enter_async_context(background(informers.run()))
             await informers.wait_synced()
 
             # Serve the webhooks before the first write, because a killed simulator leaves behind
@@ -105,7 +106,7 @@ class Simulator:
                 proxy = await stack.enter_async_context(self._fault_proxy.serving())
                 controllers.append(proxy.follow(client))
 
-            await stack.enter_async_context(_background(*controllers))
+            await stack.enter_async_context(background(*controllers))
             yield self
 
     def _harvester_controllers(
@@ -143,25 +144,6 @@ class Simulator:
 def _kubernetes_controllers(client: ApiClient, ca: str) -> list[Coroutine[Any, Any, None]]:
     """Return the controllers that kube-controller-manager would run."""
     return [TokenController(client, ca).run(), GarbageCollector(client).run()]
-
-
-@contextlib.asynccontextmanager
-async def _background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    for task in tasks:
-        task.add_done_callback(_log_failure)
-
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _log_failure(task: asyncio.Future[None]) -> None:
-    if not task.cancelled() and task.exception():
-        log.error("a simulator component failed", exc_info=task.exception())
 
 
 def from_folder(folder: Path) -> Simulator:

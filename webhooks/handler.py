@@ -92,7 +92,8 @@ def answer(target: Target, body: bytes | bytearray, *, enforced: Collection[str]
     # Free the body, which is as large as the parsed request.
     del body
     # An API server refuses an answer that does not have the uid of its request.
-    uid, operation = _text(request, "uid"), _text(request, "operation")
+    uid = _text(request, "uid")
+    operation = _text(request, "operation")
     parts = (request.get("namespace"), request.get("name"))
     name = "/".join(part for part in parts if isinstance(part, str) and part)
 

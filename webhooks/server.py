@@ -116,7 +116,8 @@ def _record(target: Target, reviewed: Answer) -> None:
         metrics.REQUESTS.labels(target.kind, operation, str(reviewed.allowed).lower()).inc()
 
     if not reviewed.allowed:
-        operation, name = ascii(reviewed.operation), ascii(reviewed.name)
+        operation = ascii(reviewed.operation)
+        name = ascii(reviewed.name)
         rules = ", ".join(reviewed.rules) or "wrong path"
         log.info("refused: %s of %s %s: %s", operation, target.kind, name, rules)
 

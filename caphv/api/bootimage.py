@@ -50,7 +50,8 @@ PENDING_IMPORTS = (
     "waiting for Harvester",
 )
 """How condition ImagesReady describes an image that may be imported soon; all else is a failure."""
-_LONGEST_FORMAT, _LONGEST_URL = 256, 1024
+_LONGEST_FORMAT = 256
+_LONGEST_URL = 1024
 # Harvester makes the display name of an image the value of a label.
 _IMAGE_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
@@ -154,9 +155,11 @@ def with_image_names(machine: Obj, version: str) -> tuple[Obj, list[str]]:
     if not any(volume.get("imageLookup") for volume in volumes):
         return machine, []
 
-    named, problems = [], []
+    named = []
+    problems = []
     for index, volume in enumerate(volumes):
-        lookup, name = volume.get("imageLookup"), volume.get("imageName")
+        lookup = volume.get("imageLookup")
+        name = volume.get("imageName")
         if isinstance(lookup, dict) and not name:
             try:
                 name = look_up(lookup, version)

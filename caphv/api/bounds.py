@@ -7,7 +7,7 @@ that no object keeps an API server, the webhook or the provider busy.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from caphv.api.object import Obj
 
@@ -44,11 +44,18 @@ def with_bounds(schema: Obj, name: str = "") -> Obj:
     return bounded
 
 
-def beyond(value: Any, path: Path) -> Iterator[tuple[Path, str, Any]]:
+class Excess(NamedTuple):
+    """A place in a value, and the bound that it exceeds, in `items`, `characters` or `values`."""
+
+    path: Path
+    unit: str
+    bound: int
+
+
+def beyond(value: Any, path: Path) -> Iterator[Excess]:
     """Yield each place in a value that exceeds these bounds.
 
-    Yields the path, the unit of the bound (`items`, `characters` or `values`), and the bound. Stops
-    when the whole value has too many values.
+    Stops when the whole value has too many values.
     """
     waiting: list[tuple[Any, Path, str]] = [(value, path, "")]
     count = 0
@@ -57,16 +64,16 @@ def beyond(value: Any, path: Path) -> Iterator[tuple[Path, str, Any]]:
         if isinstance(node, str):
             longest = LONGEST_FREE_TEXT if name in FREE_TEXTS else LONGEST_TEXT
             if len(node) > longest:
-                yield place, "characters", longest
+                yield Excess(place, "characters", longest)
             continue
         if not isinstance(node, dict | list):
             continue
 
         count += len(node)
         if len(node) > MOST_ITEMS:
-            yield place, "items", MOST_ITEMS
+            yield Excess(place, "items", MOST_ITEMS)
         elif count > MOST_VALUES:
-            yield path, "values", MOST_VALUES
+            yield Excess(path, "values", MOST_VALUES)
             return
         elif isinstance(node, dict):
             waiting += [

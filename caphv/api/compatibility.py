@@ -17,7 +17,8 @@ from typing import Any
 from caphv import data
 from caphv.api.supported import Version, parse
 
-CLOUD_PROVIDER, CSI_DRIVER = "harvester-cloud-provider", "harvester-csi-driver"
+CLOUD_PROVIDER = "harvester-cloud-provider"
+CSI_DRIVER = "harvester-csi-driver"
 CHARTS = {"ccm": CLOUD_PROVIDER, "csi": CSI_DRIVER}
 """Charts by the names of their settings in definitions and bundles."""
 # Harvester's setting has another name for the CSI driver's chart.
@@ -142,7 +143,8 @@ def compatibility() -> Compatibility:
 def _refused(charts: Mapping[str, str], accepted: Mapping[str, Any]) -> Iterator[str]:
     """Yield the charts that Harvester does not accept."""
     for chart, name in _NAMES_IN_SETTING.items():
-        version, comparisons = charts.get(chart, ""), accepted.get(name)
+        version = charts.get(chart, "")
+        comparisons = accepted.get(name)
         if not version or not isinstance(comparisons, str):
             continue
         if not in_range(version, comparisons):

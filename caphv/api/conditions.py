@@ -106,6 +106,11 @@ def rfc3339(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
+def current_time() -> str:
+    """Return the current time as metav1.Time."""
+    return rfc3339(datetime.now(UTC))
+
+
 def seconds_since(timestamp: str) -> float:
     """Return how long ago a timestamp of an API server was; 0 if it is invalid or in the future."""
     try:

@@ -206,7 +206,8 @@ def spelled_out(rule: str, shared: Obj) -> str:
     long.
     """
     while match := _MACRO.search(rule):
-        name, argument = match[1], match[2]
+        name = match[1]
+        argument = match[2]
         if name not in shared:
             msg = (
                 f"schemas: ${name} of rule {rule!r} is not in {_CEL} of {_SHARED}: correct the "

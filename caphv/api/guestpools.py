@@ -38,7 +38,8 @@ def announces_network(pools: Iterable[Obj], network: str, namespace: str, cluste
     :param cluster: the name of the guest cluster
     """
     networks = {_network(pool) for pool in pools if _serves(pool, namespace, cluster)}
-    return network in networks or "" not in networks
+    has_pool_without_network = "" in networks
+    return network in networks or not has_pool_without_network
 
 
 def pool_of_guest(pools: Iterable[Obj], network: str, namespace: str, cluster: str) -> str:

@@ -91,8 +91,10 @@ def conflicts(spec: Mapping[str, Any]) -> Iterator[Conflict]:
     is_pinned = spec.get("cpuPinning") is True
     yield from _pinning_conflicts(spec, is_pinned=is_pinned)
 
-    hugepages, memory = spec.get("hugepages"), spec.get("memory")
-    page, size = quantity(hugepages), quantity(memory)
+    hugepages = spec.get("hugepages")
+    memory = spec.get("memory")
+    page = quantity(hugepages)
+    size = quantity(memory)
     if page and size is not None and size % page:
         detail = (
             f"memory must be a multiple of the page size, and {memory} is none: change one of them"

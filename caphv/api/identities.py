@@ -63,7 +63,7 @@ def decode_kubeconfig(key: str, value: str) -> bytes:
 def reference_of(harvester_cluster: Obj) -> str:
     """Return the name of the HarvesterClusterIdentity of a cluster, empty for an identity Secret.
 
-    A cluster with both, which the CRD refuses, gets nothing but what this object allows.
+    A cluster with both, which the CRD refuses, gets only what this object allows.
     """
     return text_at(harvester_cluster, "spec", "identityRef", "name")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from caphv.api import interfaceaddresses, resources
 from caphv.api.interfaceaddresses import IPNetwork
@@ -29,7 +29,8 @@ NETWORK, UNIQUE, ADDRESSES_EXCLUSIVE, ADDRESS, ROUTE, TEMPLATE = (
 )
 """Kinds of conflicts, which are the names of the rules."""
 
-_STATIC, _POOLS = "addresses", "addressesFromPools"
+_STATIC = "addresses"
+_POOLS = "addressesFromPools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +101,16 @@ def is_harvester_pool(pool: Mapping[str, Any]) -> bool:
     return (pool.get("apiGroup"), pool.get("kind")) == kind
 
 
-def harvester_pools(spec: Mapping[str, Any]) -> list[tuple[int, int, str]]:
-    """Return the IPPools on Harvester that interfaces have addresses of.
+class HarvesterPool(NamedTuple):
+    """The name of an IPPool on Harvester, with the numbers of its interface and entry, from 0."""
 
-    Each is with the number of its interface and of its entry there, both from 0.
+    interface: int
+    entry: int
+    name: str
+
+
+def harvester_pools(spec: Mapping[str, Any]) -> list[HarvesterPool]:
+    """Return the IPPools on Harvester that interfaces have addresses of.
 
     :param spec: the spec of a HarvesterMachine, whose values may have any type
     """
@@ -115,7 +122,7 @@ def harvester_pools(spec: Mapping[str, Any]) -> list[tuple[int, int, str]]:
         number = networks.index(interface.get("network"))
         for entry, pool in enumerate(_listed(interface.get(_POOLS))):
             if isinstance(pool, dict) and is_harvester_pool(pool) and pool.get("name"):
-                pools.append((number, entry, str(pool["name"])))
+                pools.append(HarvesterPool(number, entry, str(pool["name"])))
     return sorted(pools)
 
 
@@ -128,10 +135,13 @@ def conflicts(spec: Mapping[str, Any], *, first_has_dhcp: bool = False) -> Itera
     networks = _listed(spec.get("networks"))
     seen = _Seen()
     config = spec.get("networkConfig")
-    own = interfaceaddresses.address_of(config.get("address") if isinstance(config, dict) else None)
+    address = config.get("address") if isinstance(config, dict) else None
+    address_of_first = interfaceaddresses.address_of(address)
+
     for index, interface in enumerate(_listed(spec.get(FIELD))):
         if not isinstance(interface, dict):
             continue
+
         network = interface.get("network")
         is_first = False
         if isinstance(network, str) and network:
@@ -140,11 +150,13 @@ def conflicts(spec: Mapping[str, Any], *, first_has_dhcp: bool = False) -> Itera
             is_first = network == (networks[0] if networks else None)
         yield from _source_conflicts(index, interface, spec if is_first else {})
         yield from _pool_conflicts(index, _listed(interface.get(_POOLS)))
+
         # The first interface has either the address of networkConfig or others.
-        others = seen.addresses if is_first else seen.addresses | {own}
+        others = seen.addresses if is_first else seen.addresses | {address_of_first}
         yield from _address_conflicts(index, _listed(interface.get(_STATIC)), others)
         static = interfaceaddresses.interfaces_of(_listed(interface.get(_STATIC)))
         seen.addresses |= {address.ip for address in static}
+
         is_open = is_first and not first_has_dhcp
         connected = _connected(interface, spec if is_first else {}, is_open=is_open)
         yield from _route_conflicts(index, interface, connected, seen)
@@ -166,8 +178,8 @@ def _network_conflicts(
         detail = "has an entry already: join the two"
         yield Conflict(UNIQUE, path, detail, network)
     elif networks and network not in networks:
-        known = ", ".join(str(name) for name in networks)
-        detail = f"is not in networks: write it as there ({known})"
+        names = ", ".join(str(name) for name in networks)
+        detail = f"is not in networks: write it as there ({names})"
         yield Conflict(NETWORK, path, detail, network)
 
 
@@ -265,8 +277,8 @@ def _route_conflicts(
         connected = None
 
     static = interfaceaddresses.interfaces_of(_listed(interface.get(_STATIC)))
-    own = [address.ip for address in static]
-    for problem in interfaceaddresses.route_problems(routes, connected, own):
+    own_addresses = [address.ip for address in static]
+    for problem in interfaceaddresses.route_problems(routes, connected, own_addresses):
         path = (index, "routes", *problem.path)
         yield Conflict(ROUTE, path, problem.detail, problem.value)
 

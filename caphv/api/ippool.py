@@ -313,7 +313,8 @@ def _range(spec: Any, where: str) -> Range:
 
     # Networks of one or two addresses are point-to-point links without network and broadcast
     # address.
-    first, last = int(subnet.network_address), int(subnet.broadcast_address)
+    first = int(subnet.network_address)
+    last = int(subnet.broadcast_address)
     gateway: int | None = None
     if subnet.num_addresses > 2:
         first += 1

@@ -19,7 +19,8 @@ from caphv.api.virtualmachine import READ_WRITE_MANY
 
 _MAXIMA = {"cpu": "cpuMax", "memory": "memoryMax"}
 _AFFINITIES = ("nodeAffinity", "workloadAffinity")
-_VOLUMES, _SIZE = "volumes", "volumeSize"
+_VOLUMES = "volumes"
+_SIZE = "volumeSize"
 # Type of a volume without content.
 _EMPTY = "storageClass"
 # Cluster API compares a Machine without these fields. They never need another machine.
@@ -130,7 +131,8 @@ def _volume_reasons(current: list[Obj], desired: list[Obj]) -> Iterator[str]:
         for field in sorted(before.keys() | after.keys()):
             if field != _SIZE and not _equal(before.get(field), after.get(field)):
                 yield f"a change of volumes[{index}].{field} needs another VM"
-        old, new = quantity(before.get(_SIZE)), quantity(after.get(_SIZE))
+        old = quantity(before.get(_SIZE))
+        new = quantity(after.get(_SIZE))
         if old is None or new is None:
             yield f"volumes[{index}].{_SIZE} is not a quantity"
         elif new < old:

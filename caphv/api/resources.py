@@ -51,9 +51,6 @@ RANCHER_CLUSTERS = Resource("provisioning.cattle.io", "v1", "clusters", "Cluster
 MANAGED_CLUSTERS = Resource("management.cattle.io", "v3", "clusters", "Cluster", namespaced=False)
 RANCHER_SETTINGS = Resource("management.cattle.io", "v3", "settings", "Setting", namespaced=False)
 FLEET_CLUSTERS = Resource(FLEET_GROUP, "v1alpha1", "clusters", "Cluster")
-FLEET_BUNDLES = Resource(FLEET_GROUP, "v1alpha1", "bundles", "Bundle")
-HELM_CHARTS = Resource("helm.cattle.io", "v1", "helmcharts", "HelmChart")
-HELM_CHART_CONFIGS = Resource("helm.cattle.io", "v1", "helmchartconfigs", "HelmChartConfig")
 ETCD_SNAPSHOT_FILES = Resource(
     "k3s.cattle.io", "v1", "etcdsnapshotfiles", "ETCDSnapshotFile", namespaced=False
 )

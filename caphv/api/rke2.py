@@ -38,7 +38,7 @@ def installs_cloud_provider(control_plane: Mapping[str, Any]) -> bool:
     return control_plane.get("kind") == "RKE2ControlPlane" and name == "harvester"
 
 
-def problems(spec: Mapping[str, Any], version: str = "") -> Iterator[Problem]:
+def problems(spec: Mapping[str, Any], version: str) -> Iterator[Problem]:
     """Yield settings of an RKE2Config or a control plane that RKE2's provider cannot use.
 
     :param spec: the spec that has `agentConfig` and `privateRegistriesConfig`

@@ -75,7 +75,8 @@ class Component:
             if parsed == parse(broken):
                 return f"{self.title} {version} is not supported: {reason}"
 
-        oldest, newest = parse(self.oldest), parse(self.newest)
+        oldest = parse(self.oldest)
+        newest = parse(self.newest)
         if parsed < oldest:
             return (
                 f"{self.title} {version} is older than {self.oldest}, the oldest that is supported"
@@ -158,6 +159,7 @@ def page(table: Support) -> str:
 
 
 def _range(component: Component) -> str:
+    # `newest` may be a series, such as 1.7, of which `oldest` is a release.
     if component.oldest.startswith(component.newest):
         text = f"{component.newest}, from {component.oldest}"
     else:

@@ -31,7 +31,8 @@ _PREFIX = "renewed-token."
 _RENEWED_SHARE = 2 / 3
 _SPREAD = 0.07
 # No request starts with a token that ends within this share of its life, or so many seconds.
-_MARGIN_SHARE, _LONGEST_MARGIN = 0.05, 30.0
+_MARGIN_SHARE = 0.05
+_LONGEST_MARGIN = 30.0
 _RETRY_SECONDS = (5.0, 60.0)
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 # kube-apiserver issues no token that lives less than 600 seconds.

@@ -43,6 +43,7 @@ def token_of(claims: Mapping[str, Any]) -> ServiceAccountToken | None:
     secret = claims.get("kubernetes.io/serviceaccount/secret.name") or (
         holder.get("name") if isinstance(holder, Mapping) else ""
     )
-    start, end = claims.get("iat"), claims.get("exp")
+    start = claims.get("iat")
+    end = claims.get("exp")
     seconds = max(0, end - start) if isinstance(start, int) and isinstance(end, int) else 0
     return ServiceAccountToken(Key(namespace, name), str(secret or ""), seconds)

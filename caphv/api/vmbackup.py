@@ -189,5 +189,5 @@ def _has_failed(machine: Obj) -> bool:
 def _condition(machine: Obj, kind: str) -> Obj | None:
     """Return a condition of a Machine, wherever its API version has it."""
     places = (("conditions",), ("v1beta2", "conditions"), ("deprecated", "v1beta1", "conditions"))
-    found = (get_condition(list_at(machine, "status", *place), kind) for place in places)
-    return next(filter(None, found), None)
+    conditions = (get_condition(list_at(machine, "status", *place), kind) for place in places)
+    return next(filter(None, conditions), None)

@@ -51,8 +51,8 @@ class Answers:
         is_success = 200 <= status < 300
         if is_success and isinstance(body, dict):
             return body
-        what = "not JSON" if body is None else "no Status object"
-        detail = f"HTTP {status} with a body that is {what}"
+        fault = "not JSON" if body is None else "no Status object"
+        detail = f"HTTP {status} with a body that is {fault}"
         if is_success:
             raise self._no_api_error(detail)
 
@@ -118,7 +118,7 @@ class Answers:
         # A ValueError means a compressed response, unless it is also an OSError, which means that a
         # certificate does not match.
         if self._budget and isinstance(error, ValueError) and not isinstance(error, OSError):
-            self._budget.broken(str(error))
+            self._budget.record_violation(str(error))
         if not self._opaque:
             return Unreachable(f"{self._server}: {describe(error)}")
 
@@ -141,7 +141,7 @@ class Answers:
 
     def _no_api_error(self, detail: str) -> ApiError:
         if self._budget:
-            self._budget.broken(_NO_API)
+            self._budget.record_violation(_NO_API)
         self._log_detail(detail)
         return self.error(502, {"message": _NO_API_HINT})
 

@@ -13,7 +13,10 @@ from caphv.runtime.errors import TooLarge
 
 MIB = 1024 * 1024
 # Bytes of Python's objects, by what they are in JSON: `{}`, `[]`, each value, each end of a text.
-_OBJECT, _LIST, _VALUE, _QUOTE = 160, 72, 40, 20
+_OBJECT = 160
+_LIST = 72
+_VALUE = 40
+_QUOTE = 20
 # Memory for the caches of one connection, and for caches that connections to one server share. Each
 # machine that runs there adds to both, because a VM with its disks takes 40 KiB. A VM of another
 # owner in a shared namespace takes 8.5 KiB.
@@ -113,7 +116,7 @@ class TimeBudget:
         """Return why the connection gets a smaller share now; empty if it does not."""
         return self._reason if self._clock() < self._limited_until else ""
 
-    def broken(self, reason: str) -> None:
+    def record_violation(self, reason: str) -> None:
         """Record that the server exceeded a bound."""
         moment = self._clock()
         # Keep the first reason, because conditions must not change with each attack.
@@ -148,7 +151,9 @@ class TimeBudget:
             self._count_load()
         if self._credit < 0:
             self._credit = self._most
-            self.broken(f"its answers take more than {self._share:.0%} of this process's time")
+            self.record_violation(
+                f"its answers take more than {self._share:.0%} of this process's time"
+            )
 
     def _count_load(self) -> None:
         """Let credit and share grow with the number of objects that the connection has to read.

@@ -251,11 +251,13 @@ class Informer:
         cached = self.store.get(*key)
         if cached is not None and not force and resource_version(cached) >= resource_version(obj):
             return
+
         slim = self._transform(obj)
         if slim is None:
             if cached is not None:
                 self.remove(key, obj)
             return
+
         self._account(key, slim)
         old = self.store.put(key, slim)
         self._notify(Change(self.resource, old, slim))

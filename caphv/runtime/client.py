@@ -297,7 +297,8 @@ class ApiClient(Requester):
     def _parse_event(self, line: bytes) -> tuple[str, Obj]:
         """Return type and object of a line of a watch. Raises `ApiError` for an event ERROR."""
         event = orjson.loads(line)  # noqa: TID251 - bounded by the size of an answer
-        kind, obj = event["type"], event["object"]
+        kind = event["type"]
+        obj = event["object"]
         if kind == "ERROR":
             raise self._answers.error(int(obj.get("code") or 500), obj)
         return kind, self._answers.event_object(kind, obj)

@@ -18,11 +18,9 @@ from caphv.runtime.resolver import Resolver
 _READ_BUFFER = 64 * 1024
 _IDLE_SECONDS = 60
 _IDLE_SECONDS_UNTRUSTED = 20
-# TCP keep-alive: seconds of idleness, number of probes, seconds between them.
+# TCP keep-alive: seconds of idleness, number of probes, seconds between them. So a dead connection
+# breaks after 35 seconds.
 _KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-DEAD_CONNECTION_SECONDS = (
-    _KEEPALIVE["TCP_KEEPIDLE"] + _KEEPALIVE["TCP_KEEPINTVL"] * _KEEPALIVE["TCP_KEEPCNT"]
-)
 
 # A function that returns the value of header `Authorization`, empty for none. It may read a file or
 # run a credential plugin first.

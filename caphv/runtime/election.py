@@ -174,6 +174,7 @@ class LeaderElection:
         try:
             # The holder need not read the lease, because a change by others causes a Conflict.
             lease = self._lease if self._lease and self._is_holder() else await self._read()
+            self._note_renewal()
             if not self._is_holder() and not self._is_expired():
                 return False
 
@@ -237,14 +238,18 @@ class LeaderElection:
         """
         return self._timing.deadline - (time.monotonic() - self._renewed)
 
-    def _is_expired(self) -> bool:
+    def _note_renewal(self) -> None:
+        """Note when the Lease last changed, by the clock of this process."""
         spec = _spec(self._lease or {})
-        if not spec.get("holderIdentity"):
-            return True
         # Compare the spec, not the version of the object, because a sync request is no renewal.
         if self._last_spec != spec:
             self._last_spec = spec
             self._last_change = time.monotonic()
+
+    def _is_expired(self) -> bool:
+        spec = _spec(self._lease or {})
+        if not spec.get("holderIdentity"):
+            return True
         duration = float(spec.get("leaseDurationSeconds") or self._timing.duration)
         return time.monotonic() - self._last_change > duration
 

@@ -8,7 +8,6 @@ bucket.
 from __future__ import annotations
 
 import asyncio
-import datetime
 import hashlib
 import logging
 import time
@@ -16,6 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal
 
+from caphv.api.conditions import current_time
 from caphv.api.object import EVENTS, Obj
 from caphv.api.plaintext import LONGEST_EVENT, plain
 from caphv.runtime import metrics
@@ -87,7 +87,7 @@ class EventRecorder:
         try:
             series = self._continue_series(obj, reason, message)
             if series:
-                patch = {"count": series.count, "lastTimestamp": _now()}
+                patch = {"count": series.count, "lastTimestamp": current_time()}
                 await self._client.patch(EVENTS, series.name, series.namespace, patch)
             else:
                 await self._create(obj, kind, reason, message)
@@ -114,7 +114,7 @@ class EventRecorder:
         key = _series_key(obj, reason, message)
         digest = hashlib.sha256("\0".join((*key, str(time.time_ns()))).encode()).hexdigest()[:16]
         name = f"{metadata['name'][:200].rstrip('.-')}.{digest}"
-        timestamp = _now()
+        timestamp = current_time()
 
         event = {
             "apiVersion": "v1",
@@ -160,7 +160,3 @@ class EventRecorder:
 
 def _series_key(obj: Obj, reason: str, message: str) -> tuple[str, str, str]:
     return obj["metadata"].get("uid", ""), reason, message
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

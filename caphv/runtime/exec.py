@@ -18,7 +18,9 @@ from caphv.runtime.errors import Unreachable
 from caphv.runtime.text import TextError, load_json
 
 PROTOCOL = "v4.channel.k8s.io"
-STDOUT, STDERR, STATUS = 1, 2, 3
+STDOUT = 1
+STDERR = 2
+STATUS = 3
 _MAX_OUTPUT = 1024 * 1024
 _MAX_SHOWN = 300
 

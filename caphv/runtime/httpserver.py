@@ -52,12 +52,12 @@ class Connection(RequestHandler):
         self._stop_waiting()
         super().connection_lost(exc)
 
-    def has_headers(self) -> None:
+    def begin_answer(self) -> None:
         """Record that the headers of a request are complete."""
         self._stop_waiting()
         self._answering = True
 
-    def has_answered(self) -> None:
+    def end_answer(self) -> None:
         """Record that the answer to that request is ready, so that the next one may begin."""
         self._answering = False
 
@@ -96,7 +96,7 @@ async def listen(
             return await handle(request)
         finally:
             if isinstance(request.protocol, Connection):
-                request.protocol.has_answered()
+                request.protocol.end_answer()
 
     server = web.Server(answer, request_factory=_request_factory(max_body))
     loop = asyncio.get_running_loop()
@@ -156,7 +156,7 @@ def _request_factory(max_size: int) -> Callable[..., web.BaseRequest]:
         message: Any, payload: Any, protocol: Any, writer: Any, task: Any
     ) -> web.BaseRequest:
         if isinstance(protocol, Connection):
-            protocol.has_headers()
+            protocol.begin_answer()
         loop = asyncio.get_running_loop()
         return web.BaseRequest(
             message, payload, protocol, writer, task, loop, client_max_size=max_size

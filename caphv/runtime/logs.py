@@ -103,14 +103,14 @@ class _JsonFormatter(logging.Formatter):
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
-        where = ""
+        place = ""
         fields = getattr(record, "caphv_fields", {})
         for name in ("object", "cluster", "server"):
             if name in fields:
-                where = f" [{fields[name]}]"
+                place = f" [{fields[name]}]"
                 break
 
-        text = f"{clock} {record.levelname[:4]:4}{where} {record.getMessage()}"
+        text = f"{clock} {record.levelname[:4]:4}{place} {record.getMessage()}"
         if record.exc_info:
             text += f"\n{self.formatException(record.exc_info)}"
         return plain(text, LONGEST_LOG)

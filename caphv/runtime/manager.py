@@ -277,12 +277,12 @@ def _cause(error: Exception | None) -> str:
     if isinstance(error, ApiError):
         return f": HTTP {error.status} {responses.get(error.status, '')}".rstrip()
 
-    what = "invalid answer"
+    cause = "invalid answer"
     if isinstance(error, TooLarge):
-        what = "answer too large"
+        cause = "answer too large"
     elif isinstance(error, Unreachable):
-        what = "no answer"
-    return f": {what} from the API server"
+        cause = "no answer"
+    return f": {cause} from the API server"
 
 
 async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:

@@ -133,7 +133,7 @@ class Reflector:
             await self._watch()
         except RequestError as error:
             if self._client.time and isinstance(error, TooLarge):
-                self._client.time.broken(str(error))
+                self._client.time.record_violation(str(error))
             return without_trace(error)
 
         except Exception as error:
@@ -147,7 +147,9 @@ class Reflector:
 
             self.version = ""
             if self._client.time:
-                self._client.time.broken(f"what it says of {self._resource} cannot be processed")
+                self._client.time.record_violation(
+                    f"what it says of {self._resource} cannot be processed"
+                )
             return without_trace(error)
         return None
 

@@ -3,9 +3,9 @@
 `synced` only means that a list was read once. While its watch is disconnected, a cache is outdated,
 and a reconciler that reads "not in the cache" as "does not exist" would release an address or
 remove a finalizer that is still needed. A watch that has just connected may still have events on
-their way, and a connection that breaks silently is noticed only within
-`caphv.runtime.connection.DEAD_CONNECTION_SECONDS`. So read the object itself
-(`caphv.runtime.cache.Informer.read`) before a step that cannot be undone.
+their way, and a connection that breaks silently is noticed only after 35 seconds (`_KEEPALIVE` of
+`caphv.runtime.connection`). So read the object itself (`caphv.runtime.cache.Informer.read`) before
+a step that cannot be undone.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def table(rules: Iterable[Rule]) -> Iterator[str]:
 def section(rule: Rule, example: str) -> Iterator[str]:
     """Yield the lines of a section about one rule."""
     fields = ", ".join(f"`{field}`" for field in rule.fields)
-    where = " · ".join(filter(None, (rule.severity.capitalize(), ", ".join(rule.kinds), fields)))
-    yield from (f"### {rule.name}", "", f"*{where}*", "", rule.description, "", example, "")
+    subtitle = " · ".join(filter(None, (rule.severity.capitalize(), ", ".join(rule.kinds), fields)))
+    yield from (f"### {rule.name}", "", f"*{subtitle}*", "", rule.description, "", example, "")
 
 
 def render(page: str, parts: Mapping[str, Part], *, mark: str = COMMITTED) -> tuple[str, list[str]]:

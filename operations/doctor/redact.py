@@ -19,13 +19,12 @@ from caphv import data
 from caphv.runtime.text import Limits, TextError, load_json, load_yaml
 from operations.doctor.redactpatterns import (
     ARGUMENT,
+    REMOVED,
     SECRET_BLOCK,
     SECRET_NAME,
     replace_blocks,
     replace_credentials,
 )
-
-REMOVED = "(removed)"
 
 # Fields that hold credentials, or text of users that may hold some. Only their names count, not
 # their paths, because the kinds of other projects change.
@@ -163,7 +162,7 @@ def redact(value: Any) -> Any:
 
 def redact_text(text: str) -> str:
     """Return text, such as a log, without parts that look like a key, a token or a password."""
-    return replace_blocks(replace_credentials(text, REMOVED), REMOVED, _holds_secret_text)
+    return replace_blocks(replace_credentials(text), _holds_secret_text)
 
 
 def _reduce(value: Any, name: str, *, is_strict: bool) -> Any:
@@ -205,7 +204,7 @@ def _reduce_object(obj: dict[Any, Any], *, is_strict: bool) -> dict[Any, Any]:
             reduced[name] = REMOVED
         else:
             # The key itself may be a credential.
-            safe = replace_credentials(name, REMOVED) if len(name) <= 512 else REMOVED
+            safe = replace_credentials(name) if len(name) <= 512 else REMOVED
             reduced[safe] = _reduce(value, name, is_strict=is_strict or name in _NODE_CONFIGURATION)
 
     return reduced

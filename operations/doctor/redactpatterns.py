@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+REMOVED = "(removed)"
+
 # Names of keys in fields, variables, arguments and texts.
 KEYS = (
     r"(?:token|pass(?:word|wd|phrase)(?:[-_]?hash)?|(?<![a-z])p(?:ass|wd|sk)|pgpass(?:word)?"
@@ -83,19 +85,18 @@ _BLOCK = re.compile(
 )
 
 
-def replace_credentials(text: str, removed: str) -> str:
-    """Replace everything in a text that looks like a credential by `removed`."""
-    text = _replace_private_keys(text, removed)
+def replace_credentials(text: str) -> str:
+    """Replace everything in a text that looks like a credential by `REMOVED`."""
+    text = _replace_private_keys(text)
     for pattern in _PATTERNS:
-        text = pattern.sub(rf"\g<1>{removed}", text)
+        text = pattern.sub(rf"\g<1>{REMOVED}", text)
     return text
 
 
-def replace_blocks(text: str, removed: str, is_secret: Callable[[str], bool]) -> str:
-    """Replace block scalars of YAML, whose value is on the lines below a name.
+def replace_blocks(text: str, is_secret: Callable[[str], bool]) -> str:
+    """Replace block scalars of YAML by `REMOVED`; their value is on the lines below a name.
 
     :param text: any text, which need not be YAML
-    :param removed: the replacement of a value
     :param is_secret: whether the value below a name is a secret
     """
     lines: list[str] = []
@@ -112,12 +113,12 @@ def replace_blocks(text: str, removed: str, is_secret: Callable[[str], bool]) ->
         first = _BLOCK.fullmatch(line.rstrip("\r")) if "|" in line or ">" in line else None
         if first and is_secret(first[2]):
             depth = len(first[1])
-            lines.append(f"{' ' * depth}  {removed}")
+            lines.append(f"{' ' * depth}  {REMOVED}")
 
     return "\n".join(lines)
 
 
-def _replace_private_keys(text: str, removed: str) -> str:
+def _replace_private_keys(text: str) -> str:
     """Replace private keys in PEM, also those that were cut off before their end."""
     pieces: list[str] = []
     position = 0
@@ -125,7 +126,7 @@ def _replace_private_keys(text: str, removed: str) -> str:
     end = _END.search(text)
 
     while begin := _BEGIN.search(text, position):
-        pieces += [text[position : begin.start()], removed]
+        pieces += [text[position : begin.start()], REMOVED]
         while end is not None and end.start() < begin.end():
             end = _END.search(text, end.end())
 

@@ -21,9 +21,6 @@ from operations.doctor.storage import Storage, selectors_of, used_classes
 from operations.read.management import list_all
 from operations.read.servers import HARVESTER_SECONDS, SERVERS_AT_ONCE, answering_client, server_of
 
-STORAGE_KINDS = (STORAGE_CLASSES, resources.LONGHORN_NODES, resources.LONGHORN_RECURRING_JOBS)
-"""What the checks of storage list."""
-
 _LONGHORN_NAMESPACE = "longhorn-system"
 _ACCOUNTS_ASKED = 3
 

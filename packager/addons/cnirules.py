@@ -59,7 +59,8 @@ def _check_encapsulation(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
     "`kubeProxyReplacement` must be left out for a CNI that cannot replace kube-proxy.",
 )
 def _check_kube_proxy(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
-    distribution, cni = values["distribution"], values["cni"]
+    distribution = values["distribution"]
+    cni = values["cni"]
     path: FieldPath = ("cni", "kubeProxyReplacement")
     if cni["name"] == "none" or not cni.get("kubeProxyReplacement"):
         return
@@ -208,7 +209,8 @@ def _check_fleet_agent(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
 
     Fleet's agent must be able to run without a CNI.
     """
-    distribution, cni = values["distribution"], values["cni"]
+    distribution = values["distribution"]
+    cni = values["cni"]
     if distribution in WITH_HELM_CONTROLLER or cni["name"] == "none":
         return
     if values["fleet"]["importedBy"] != CAAPF:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from caphv.api.object import Key, Obj, at
 from caphv.api.resources import CLUSTER_API_GROUP
@@ -56,7 +56,7 @@ def read_files(paths: Sequence[str], stdin: BinaryIO) -> Input:
         problems = [*source.problems]
         for document in source.documents:
             problems += document.problems
-            objects += ((obj, (source, document, base)) for obj, base in _objects(document))
+            objects += ((obj, (source, document, base)) for obj, base in document.objects())
         unreadable += (
             f"{source.name}:{problem.place.line}: {problem.finding.detail}"
             for problem in problems
@@ -84,18 +84,3 @@ def _report_nameless(objects: Sequence[tuple[Obj, _Place]]) -> Iterator[str]:
                 f"{source.name}:{line}: metadata.name must be text: quote numbers, and words such "
                 "as true"
             )
-
-
-def _objects(document: Document) -> Iterator[tuple[Obj, FieldPath]]:
-    """Yield the objects of a document, or each object of a List, with its path."""
-    value: Any = document.value
-    if not isinstance(value, dict):
-        return
-    items = value.get("items")
-    if not (isinstance(items, list) and str(value.get("kind")).endswith("List")):
-        yield value, ()
-        return
-
-    for index, item in enumerate(items):
-        if isinstance(item, dict):
-            yield item, ("items", index)

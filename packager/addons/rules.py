@@ -106,8 +106,8 @@ def _check_effect(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
                 "has no effect: RKE2 installs its own chart, whose version depends on that of "
                 "Kubernetes"
             )
-            if own := rke2_charts.get(CHARTS.get(name, "")):
-                detail += f" and is {own} in {facts.kubernetes_version}"
+            if chart_version := rke2_charts.get(CHARTS.get(name, "")):
+                detail += f" and is {chart_version} in {facts.kubernetes_version}"
             yield Finding((name, "version"), Fault.UNSUPPORTED, detail, value=version)
         if name != "cni" and settings.get("enabled") is False:
             detail = (

@@ -172,13 +172,6 @@ def commit_in(message: str) -> str:
     return match[1] if match else ""
 
 
-def removals(plan: Plan) -> tuple[list[tuple[Key, str]], list[tuple[Key, str, str]]]:
-    """Return removed folders and bundles, and kept ones with the reason, each with its Cluster."""
-    removed = [(_owner(removal.folder), str(removal)) for removal in plan.removed]
-    kept = [(_owner(skipped.what), skipped.what, skipped.why) for skipped in plan.held]
-    return removed, kept
-
-
 def commit_reason(changed: Iterable[Key]) -> str:
     """Return the sentence of a commit message that explains the commit."""
     names = [str(key) for key in changed]
@@ -188,6 +181,7 @@ def commit_reason(changed: Iterable[Key]) -> str:
     return f"Changed on the management cluster: {name_some(names, _MAX_CHANGED)}."
 
 
-def _owner(folder: str) -> Key:
+def cluster_of(folder: str) -> Key:
+    """Return the Cluster of a folder or file in the repository."""
     _, namespace, name = folder.split("/")[:3]
     return Key(namespace, name)

@@ -193,17 +193,19 @@ class SyncLoop:
 
     def _report_removals(self, published: Published) -> None:
         """Record an Event for each removal, and for each removal that is newly held back."""
-        removed, kept = condition.removals(published.result.plan)
-        commit = published.result.commit
-        if commit:
-            for key, what in removed:
-                message = f"commit {commit} removed {what}"
+        result = published.result
+        if result.commit:
+            for removal in result.plan.removed:
+                key = condition.cluster_of(removal.folder)
+                message = f"commit {result.commit} removed {removal}"
                 self._reporter.record_event(key, "AddonBundlesRemoved", message)
 
-        for key, what, why in kept:
-            if what not in self._held:
-                self._reporter.record_warning(key, "AddonBundlesKept", f"{what} was kept: {why}")
-        self._held = {what for _, what, _ in kept}
+        for kept in result.plan.held:
+            if kept.what not in self._held:
+                key = condition.cluster_of(kept.what)
+                message = f"{kept.what} was kept: {kept.why}"
+                self._reporter.record_warning(key, "AddonBundlesKept", message)
+        self._held = {kept.what for kept in result.plan.held}
 
     def _report_definitions(self, published: Published) -> None:
         """Report problems of the definitions, and why they cannot be read, each once."""

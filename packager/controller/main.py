@@ -122,6 +122,7 @@ class Process:
         if election:
             # Writes fail as soon as the lease is lost.
             client.fence = election.fence
+
         metrics_auth = None
         if options.secure_metrics:
             metrics_auth = MetricsAuth(client, options.metrics_certificate)
@@ -134,6 +135,7 @@ class Process:
 
         self._events = EventRecorder(client, COMPONENT)
         publisher = Publisher(options.publisher)
+
         self._clusters = ClusterCache(
             client=client,
             version=version,
@@ -158,6 +160,7 @@ class Process:
             file=upgrade_request.file_of(selection.share),
             due=self._on_upgrade_due,
         )
+
         self.loop = SyncLoop(
             clusters=self._clusters,
             publisher=publisher,
@@ -173,11 +176,13 @@ class Process:
         self.manager.add_controller(self._reporter.controller)
         self.manager.add_task(self._events.run)
         self.manager.add_task(self.loop.run)
+
         if options.receiver:
             # All replicas receive push events, because a Git host calls any of them.
             relay = PushRelay(election, self.loop.debouncer.trigger_now)
             self.manager.add_runnable(relay)
             self.manager.add_runnable(Receiver(*options.receiver, relay.push))
+
         self.manager.on_start(self._start)
         self.manager.on_stop(self._stop)
 

@@ -41,19 +41,18 @@ class RepositoryHandle:
 
         Raises `GitError` for credentials that cannot be read, and for a clone in use.
         """
-        secret_folder = self._place.secret_folder
+        place = self._place
         # Read the files each time, because kubelets replace them when the Secret changes.
         credentials = (
-            Credentials.from_folder(secret_folder)
-            if secret_folder
+            Credentials.from_folder(place.secret_folder)
+            if place.secret_folder
             else Credentials.from_environment(os.environ)
         )
         if self._repository is not None and credentials != self._credentials:
-            log.info("the credentials for %s have changed", self._place.remote.shown)
+            log.info("the credentials for %s have changed", place.remote.shown)
             self.close()
 
         if self._repository is None:
-            place = self._place
             repository = Repository(
                 remote=place.remote,
                 folder=place.cache,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from caphv.api import clusterapi, names, resources
 from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, dict_at, key_of, labels_of
@@ -28,8 +28,6 @@ from packager.addons.cluster_objects import (
 from packager.addons.facts import ClusterFacts, FleetCluster
 from packager.definitions.protection import is_protected
 from packager.informers import OptionalKinds
-
-log = logging.getLogger(__name__)
 
 _FLEET_CLUSTER = (resources.FLEET_GROUP, "Cluster")
 
@@ -346,14 +344,22 @@ def suspension(cluster: Obj) -> str:
     return ""
 
 
-def control_plane_ref(cluster: Obj) -> tuple[str, str, str]:
-    """Return group, kind and name of a Cluster's control plane; empty when it has none.
+class ControlPlaneRef(NamedTuple):
+    """The control plane of a Cluster; all fields are empty when it has none."""
+
+    group: str
+    kind: str
+    name: str
+
+
+def control_plane_ref(cluster: Obj) -> ControlPlaneRef:
+    """Return the reference of a Cluster to its control plane.
 
     The reference may be of either contract version.
     """
     ref = dict_at(cluster, "spec", "controlPlaneRef")
     group = ref.get("apiGroup") or str(ref.get("apiVersion", "")).partition("/")[0]
-    return str(group), str(ref.get("kind", "")), str(ref.get("name", ""))
+    return ControlPlaneRef(str(group), str(ref.get("kind", "")), str(ref.get("name", "")))
 
 
 def class_key(cluster: Obj) -> Key | None:

@@ -141,7 +141,8 @@ class Upgrades:
 
     def _report_problem(self, decision: Decision) -> None:
         """Report why an upgrade cannot start or continue, once for each problem of a request."""
-        current, problem = decision.current, decision.problem
+        current = decision.current
+        problem = decision.problem
         if current and current.blocked:
             problem = f"the upgrade to release {current.release} cannot continue: {current.blocked}"
         if problem and problem != self._problem:

@@ -48,10 +48,10 @@ def resource_sets(
     # Fleet does not install the charts of these clusters, but their Helm controller can.
     if settings.packaging is Packaging.CHART:
         settings = replace(settings, packaging=Packaging.HELM_CHART)
-    files, findings = renderer.files(settings, rendered.versions)
+    folder = cluster_folder(*settings.cluster)
+    files, findings = renderer.files(settings, rendered.versions, folder)
 
     manifests: dict[str, list[str]] = {}
-    folder = cluster_folder(*settings.cluster)
     for path, content in sorted(files.items()):
         bundle, _, name = path.removeprefix(f"{folder}/").partition("/")
         if name != FLEET_YAML:

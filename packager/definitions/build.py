@@ -184,7 +184,8 @@ def _health_check(definition: Definition) -> Obj | None:
         {"type": "Ready", "status": status, "timeoutSeconds": check.timeout}
         for status in ("False", "Unknown")
     ]
-    name, namespace = definition.key.name, definition.key.namespace
+    name = definition.key.name
+    namespace = definition.key.namespace
     return {
         "apiVersion": individual.CORE,
         "kind": "MachineHealthCheck",

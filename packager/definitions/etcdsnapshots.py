@@ -18,7 +18,9 @@ FILES = {
     "k3s": "/etc/rancher/k3s/config.yaml.d/55-etcd-snapshots.yaml",
 }
 _K3S_FOLDER = "/etc/rancher/k3s/etcd-s3"
-_ACCESS_KEY, _SECRET_KEY, _CA = "aws_access_key_id", "aws_secret_access_key", "ca.pem"
+_ACCESS_KEY = "aws_access_key_id"
+_SECRET_KEY = "aws_secret_access_key"  # noqa: S105 - a name, not a secret
+_CA = "ca.pem"
 # A Secret becomes a file for each key, but K3s reads its configuration as YAML.
 _K3S_CREDENTIALS = (
     f"(umask 077 && cd {_K3S_FOLDER} && for key in access secret; do "

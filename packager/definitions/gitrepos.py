@@ -175,7 +175,8 @@ def _former_repos(
 
 
 def _paths_overlap(path: str, other: str) -> bool:
-    parts, others = path.split("/"), other.split("/")
+    parts = path.split("/")
+    others = other.split("/")
     return len(parts) == len(others) and all(
         a == b or "*" in (a, b) for a, b in zip(parts, others, strict=True)
     )

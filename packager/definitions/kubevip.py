@@ -79,7 +79,8 @@ def check_change(existing: Sequence[Obj], desired: Sequence[Obj]) -> Iterator[Fi
 
     The classes have the same rule for their variable.
     """
-    old, new = _holds_endpoint(existing), _holds_endpoint(desired)
+    old = _holds_endpoint(existing)
+    new = _holds_endpoint(desired)
     if old is None or new is None or old == new:
         return
     if new:

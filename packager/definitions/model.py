@@ -20,8 +20,11 @@ from packager.definitions.hardening import Hardening
 from packager.definitions.rules.sizes import DEFAULT_SIZES
 
 SCHEMA = "clusterdefinition.json"
-API_VERSION, KIND = "caphv.io/v1alpha1", "ClusterDefinition"
-FLEET, CLUSTER_RESOURCE_SET, NONE = "Fleet", "ClusterResourceSet", "None"
+API_VERSION = "caphv.io/v1alpha1"
+KIND = "ClusterDefinition"
+FLEET = "Fleet"
+CLUSTER_RESOURCE_SET = "ClusterResourceSet"
+NONE = "None"
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,8 @@ def _identity(metadata: Obj, spec: Obj) -> Obj:
 
 
 def _definition(obj: Obj) -> Definition:
-    metadata, spec = obj["metadata"], obj["spec"]
+    metadata = obj["metadata"]
+    spec = obj["spec"]
     machines = spec["machines"]
     distribution = spec.get("distribution", "rke2")
     network = spec.get("clusterNetwork", {})

@@ -23,7 +23,8 @@ from packager.definitions.model import Definition, Pool, interfaces_of
 from packager.definitions.nodeconfig import NodeConfig
 
 CORE = "cluster.x-k8s.io/v1beta2"
-_CONTROL_PLANE, _BOOTSTRAP = "controlplane.cluster.x-k8s.io", "bootstrap.cluster.x-k8s.io"
+_CONTROL_PLANE = "controlplane.cluster.x-k8s.io"
+_BOOTSTRAP = "bootstrap.cluster.x-k8s.io"
 _KINDS = {
     "rke2": ("RKE2ControlPlane", "RKE2ConfigTemplate"),
     "k3s": ("KThreesControlPlane", "KThreesConfigTemplate"),

@@ -22,7 +22,8 @@ from caphv.api import names
 from caphv.api.object import Obj, at
 from packager.definitions.dropped import disposable
 
-POLICY, KEEP = "helm.sh/resource-policy", "keep"
+POLICY = "helm.sh/resource-policy"
+KEEP = "keep"
 
 
 def protect(objects: Sequence[Obj]) -> list[Obj]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from caphv.api.object import Key, Obj, at
-from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Fault, Finding
 from packager import secretscan
 from packager.definitions import model
@@ -194,7 +193,7 @@ def _split_clusters(items_of_files: Mapping[str, list[Item]], source: Source) ->
             else:
                 plain.append(item)
 
-        clusters = [item for item in plain if item.has_kind(CLUSTER_API_GROUP, "Cluster")]
+        clusters = [item for item in plain if item.has_kind("Cluster")]
         if len(clusters) == 1:
             others = tuple(item for item in plain if item is not clusters[0])
             places_in[_folder(name)].append(len(source.clusters))
@@ -206,7 +205,7 @@ def _split_clusters(items_of_files: Mapping[str, list[Item]], source: Source) ->
 
     for items in without_cluster:
         places = places_in[_folder(items[0].file)]
-        classes = [item for item in items if item.has_kind(CLUSTER_API_GROUP, "ClusterClass")]
+        classes = [item for item in items if item.has_kind("ClusterClass")]
         if len(classes) == 1:
             _share(classes[0], items, source)
         elif len(places) == 1:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from caphv.api.object import Key, Obj, at, text_at
+from caphv.api.object import Key, Obj, text_at
+from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import FieldPath, Finding
 from caphv.validation.yaml.documents import Bounds
 from caphv.validation.yaml.loader import SUFFIXES, parse
@@ -64,12 +65,10 @@ class Item:
             text_at(self.obj, "metadata", "name"),
         )
 
-    def has_kind(self, group: str, kind: str) -> bool:
-        """Whether the object is of this kind."""
-        return (
-            self.obj.get("kind") == kind
-            and str(self.obj.get("apiVersion")).rpartition("/")[0] == group
-        )
+    def has_kind(self, kind: str) -> bool:
+        """Whether the object is of this kind of Cluster API."""
+        group = str(self.obj.get("apiVersion")).rpartition("/")[0]
+        return group == CLUSTER_API_GROUP and self.obj.get("kind") == kind
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def read_file(name: str, content: bytes) -> SourceFile:
     located = [*file.problems]
     for document in file.documents:
         located += document.problems
-        for obj, base in _objects(document):
+        for obj, base in document.objects():
             if obj.keys() & {"apiVersion", "kind"} or obj.keys() >= {"metadata", "spec"}:
                 items.append(Item(file=name, document=document, base=base, obj=obj))
 
@@ -162,15 +161,3 @@ def _text_problems(
     for document in documents:
         if isinstance(document.value, str):
             yield SourceProblem(name, document.position(()).line, detail)
-
-
-def _objects(document: Document) -> Iterator[tuple[Obj, FieldPath]]:
-    """Yield the objects of a document, or each object of a List, with its path."""
-    value = document.value
-    items = at(value, "items")
-    if isinstance(items, list) and str(at(value, "kind")).endswith("List"):
-        for index, item in enumerate(items):
-            if isinstance(item, dict):
-                yield item, ("items", index)
-    elif isinstance(value, dict):
-        yield value, ()

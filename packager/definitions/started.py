@@ -53,31 +53,32 @@ def _check_networks(existing: Sequence[Obj], desired: Sequence[Obj]) -> Iterator
         old = at(old_network, kind, "cidrBlocks")
         new = at(new_network, kind, "cidrBlocks")
         if old and old != new:
-            what = f"is {', '.join(map(str, old))} in the running cluster"
-            yield _finding(("clusterNetwork", field), what)
+            difference = f"is {', '.join(map(str, old))} in the running cluster"
+            yield _finding(("clusterNetwork", field), difference)
 
 
 def _check_flannel(existing: Sequence[Obj], desired: Sequence[Obj]) -> Iterator[Finding]:
     # The file has this setting only if K3s' own flannel is off.
-    old, new = _k3s_config(existing), _k3s_config(desired)
+    old = _k3s_config(existing)
+    new = _k3s_config(desired)
     if old and new and old.get("flannel-backend") != new.get("flannel-backend"):
         running = "no flannel" if "flannel-backend" in old else "flannel"
-        what = f"servers of the running cluster started with {running}"
-        yield _finding(("addons", "cni", "name"), what)
+        difference = f"servers of the running cluster started with {running}"
+        yield _finding(("addons", "cni", "name"), difference)
 
 
 def _check_cloud_controller(existing: Sequence[Obj], desired: Sequence[Obj]) -> Iterator[Finding]:
     if lacks_cloud_controller(existing) is False and lacks_cloud_controller(desired):
-        what = (
+        difference = (
             "servers of the running cluster started with the cloud controller of their distribution"
         )
-        yield _finding(("addons", "ccm", "enabled"), what)
+        yield _finding(("addons", "ccm", "enabled"), difference)
 
 
-def _finding(path: FieldPath, what: str) -> Finding:
+def _finding(path: FieldPath, difference: str) -> Finding:
     detail = (
-        f"{what}, and new servers could not join with another setting. Create a new cluster, or, "
-        "if all servers have the setting already, force it with annotation "
+        f"{difference}, and new servers could not join with another setting. Create a new "
+        "cluster, or, if all servers have the setting already, force it with annotation "
         f"{names.ALLOW_NETWORK_CHANGE_ANNOTATION}=true"
     )
     return Finding(("spec", *path), Fault.FORBIDDEN, detail, RULE)

@@ -197,7 +197,7 @@ class Clone:
             out = self.run_locally("writing the commit", command, stdin=stdin, variables=variables)
             return out.decode().strip()
 
-        with self._private("signing") as private:
+        with self._private_folder() as private:
             key = write_private_file(private, "key", self.credentials.signing_key)
             settings = ["gpg.format=ssh", f"user.signingKey={key}"]
             command = ["commit-tree", "-S", *arguments]
@@ -230,8 +230,8 @@ class Clone:
             return git("log", "-1", "--format=%GS", commit, "--").strip()
 
     @contextlib.contextmanager
-    def _private(self, name: str) -> Iterator[Path]:
-        private = self._folder / f"{PRIVATE}{name}"
+    def _private_folder(self) -> Iterator[Path]:
+        private = self._folder / f"{PRIVATE}signing"
         private.mkdir(mode=0o700)
         try:
             yield private

@@ -39,7 +39,8 @@ def last_known_commit(clone: Clone, remote: Remote, ref: str) -> str:
     """
     commit = clone.ref(ref)
     if commit and (remote.review or not remote.create_branch):
-        url, branch = remote.shown, remote.branch
+        url = remote.shown
+        branch = remote.branch
         raise MissingBranch(
             f"{url} has no branch {branch} any more, which was at commit {commit}: push it again "
             f"from a clone that has it (git push {url} {commit}:refs/heads/{branch}), or name the "

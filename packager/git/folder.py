@@ -21,7 +21,9 @@ FILE_LIST = ".caphv-files"
 MARK = ".caphv-moved"
 """Marks a folder whose cluster may run elsewhere (`packager.contents.move_marker`)."""
 # Modes in Git's trees.
-FOLDER, REGULAR_FILE, LINK = 0o040000, 0o100644, 0o120000
+FOLDER = 0o040000
+REGULAR_FILE = 0o100644
+LINK = 0o120000
 _HEADER = "# Written by caphv, which replaces and removes the files listed here and no others.\n"
 
 

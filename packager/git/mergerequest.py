@@ -32,8 +32,8 @@ class MergeRequest:
     def __str__(self) -> str:
         if self.is_open:
             return f"merge {self.address}"
-        where = f"at {self.address}" if self.address else "at your Git host"
-        return f"open a merge request for branch {self.branch} {where}"
+        place = f"at {self.address}" if self.address else "at your Git host"
+        return f"open a merge request for branch {self.branch} {place}"
 
 
 def push_options(remote: Remote, text: str, *, is_new: bool) -> list[str]:

@@ -122,6 +122,7 @@ def run(
         if most_bytes:
             # Git has no children yet, because starting one takes a thousand times as long.
             _limit(process.pid, most_bytes)
+
         try:
             out, messages = _exchange(process, stdin, timeout)
         except subprocess.TimeoutExpired:
@@ -134,12 +135,14 @@ def run(
         except BaseException:
             _kill(process)
             raise
+
     log.debug("git %s took %.0f ms", arguments[0], (time.monotonic() - started) * 1000)
 
     if max(len(out), len(messages)) > _MAX_OUTPUT_BYTES:
         raise UnusableContent(
             f"{action} failed: the remote lists or prints more than {_MAX_OUTPUT_BYTES // _MIB} MiB"
         )
+
     text = messages.decode(errors="replace")
     if process.returncode != 0:
         # Git names the clone only when the clone is the cause.
@@ -178,7 +181,8 @@ def _exchange(
     process: subprocess.Popen[bytes], stdin: bytes, timeout: float
 ) -> tuple[bytes, bytes]:
     """Like `communicate`, but kill a process whose output would fill the memory."""
-    out, messages = bytearray(), bytearray()
+    out = bytearray()
+    messages = bytearray()
 
     def read(stream: IO[bytes], output: bytearray) -> None:
         while chunk := stream.read1(64 * 1024):  # type: ignore[attr-defined]

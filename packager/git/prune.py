@@ -334,6 +334,6 @@ def _clash(existing: Current | None, folder: Folder) -> str:
     parents = {str(parent) for path in folder.files for parent in PurePosixPath(path).parents}
     for path in sorted(existing.foreign):
         # Not by the parents of a foreign path, whose depth another user has chosen.
-        if path in parents or any(path.startswith(f"{own}/") for own in folder.files):
+        if path in parents or any(path.startswith(f"{file}/") for file in folder.files):
             return f"{path} was not written by caphv and blocks the path; move it away"
     return ""

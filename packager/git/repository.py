@@ -268,7 +268,8 @@ class Repository:
         A change that is no longer planned is also taken back on the review branch. Returns None
         when another client pushed first.
         """
-        target, review = state.target, state.review
+        target = state.target
+        review = state.review
         if not target.commit:
             raise UnmanagedFiles(
                 f"branch {self.remote.branch} does not exist; create it before changes to it can "

@@ -175,7 +175,8 @@ def _differences(old: Any, new: Any, path: _Path) -> Iterator[_Change]:
         return
 
     # Lists of named items are compared by name, because their order may change with a new item.
-    old_items, new_items = _by_name(old), _by_name(new)
+    old_items = _by_name(old)
+    new_items = _by_name(new)
     if old_items is not None and new_items is not None:
         yield from _differences(old_items, new_items, path)
     elif isinstance(old, str) and isinstance(new, str) and "\n" in old and "\n" in new:

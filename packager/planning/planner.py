@@ -172,7 +172,8 @@ class Planner:
         The bundles of an existing cluster follow from the Cluster, not from its definition. Leaves
         `folders`, which are copied from `built` because later phases change them.
         """
-        state, built = draft.state, draft.built
+        state = draft.state
+        built = draft.built
         if built:
             draft.folders = {root: dict(folders) for root, folders in built.wanted.items()}
         if built and not state.live:
@@ -193,7 +194,8 @@ class Planner:
         Definitions whose removal is confirmed, and bundles of clusters that have neither an object
         nor a manifest, may be removed.
         """
-        state, batch = draft.state, draft.batch
+        state = draft.state
+        batch = draft.batch
         if state.pruning:
             draft.pruning = replace(state.pruning, keep={*state.pruning.keep, *batch.kept})
             return

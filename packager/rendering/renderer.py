@@ -221,7 +221,7 @@ class Renderer:
         # Bundles of another release's templates stay, because only this release's are available.
         is_current = versions.templates == shipped_templates()
         if is_current:
-            tree, template_findings = self._files(settings, versions, folder, charts)
+            tree, template_findings = self.files(settings, versions, folder, charts)
         else:
             tree = _files_in(previous, folder)
             template_findings = [other_templates_finding(versions, is_asked=bool(pin))]
@@ -300,7 +300,9 @@ class Renderer:
         """
         if self.options.mirror:
             return []
-        cni, ccm, csi = settings.cni, settings.ccm, settings.csi
+        cni = settings.cni
+        ccm = settings.ccm
+        csi = settings.csi
         packaging = settings.packaging
         references = (
             _ChartReference("cni", f"rke2-{cni.name}", cni.version, cni.packaging),
@@ -343,19 +345,13 @@ class Renderer:
         return Templates(folders)
 
     def files(
-        self, settings: AddonSettings, versions: Versions
-    ) -> tuple[dict[str, bytes], list[Finding]]:
-        """Return the files and findings of a cluster that the repository does not have yet."""
-        return self._files(settings, versions, cluster_folder(*settings.cluster))
-
-    def _files(
         self,
         settings: AddonSettings,
         versions: Versions,
         folder: str,
         charts: vendored.Charts = MappingProxyType({}),
     ) -> tuple[dict[str, bytes], list[Finding]]:
-        """Render all bundles of a cluster as files by path in the repository.
+        """Render all bundles of a cluster as files by path in the repository, with findings.
 
         :param settings: merged settings of the cluster
         :param versions: versions of charts and templates

@@ -23,7 +23,8 @@ def check_changes(
     """Return a finding for each changed field of an existing StorageClass that is immutable."""
     if before is None or after is None or before == after:
         return []
-    old, new = _classes(before), _classes(after)
+    old = _classes(before)
+    new = _classes(after)
     # Classes of the add-on itself are not in the settings.
     places = {row["name"]: index for index, row in enumerate(settings.csi.storage_classes)}
 

@@ -186,22 +186,20 @@ def check_folder(folder: Path) -> None:
     Raises `FileNotFoundError` if the folder does not exist, and `ValueError` unless its files, at
     least one, are `<bundle>/<name>.yaml.j2`.
     """
-    if not folder.is_dir():
-        msg = f"{folder} is not a folder with templates"
-        raise FileNotFoundError(msg)
+    templates = _files(folder)
+    remedy = f"a template is <bundle>/<name>.yaml{SUFFIX} in the folder of --templates"
     # A file at another depth would be silently ignored.
-    wrong = [
-        path
-        for path in sorted(folder.rglob(f"*{SUFFIX}"))
-        if _is_shown(path, folder) and not _is_placed(path, folder)
-    ]
-    if wrong or not any(_is_placed(path, folder) for path in _files(folder)):
-        fault = f"{wrong[0]} would not be read" if wrong else f"{folder} holds no templates"
-        msg = f"{fault}: a template is <bundle>/<name>.yaml{SUFFIX} in the folder of --templates"
-        raise ValueError(msg)
+    for path in sorted(folder.rglob(f"*{SUFFIX}")):
+        if _is_shown(path, folder) and not _is_placed(path, folder):
+            raise ValueError(f"{path} would not be read: {remedy}")
+    if not any(_is_placed(path, folder) for path in templates):
+        raise ValueError(f"{folder} holds no templates: {remedy}")
 
 
 def _files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        msg = f"{folder} is not a folder with templates"
+        raise FileNotFoundError(msg)
     return [path for path in sorted(folder.glob(f"*/*{SUFFIX}")) if _is_shown(path, folder)]
 
 
@@ -218,10 +216,6 @@ def template_files(folders: list[Path]) -> dict[str, str]:
     """Return templates by `<bundle>/<name>`; later folders win. Raises as `Templates`."""
     files: dict[str, str] = {}
     for folder in folders:
-        if not folder.is_dir():
-            msg = f"{folder} is not a folder with templates"
-            raise FileNotFoundError(msg)
-
         for path in _files(folder):
             name = path.relative_to(folder).as_posix()
             try:

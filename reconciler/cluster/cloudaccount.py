@@ -42,6 +42,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound
 from reconciler.blocked import Blocked
 from reconciler.cluster.adoption import may_adopt
+from reconciler.cluster.guestsecret import TOKEN_SECONDS
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import LABEL, grant, grants
 from reconciler.harvester.kubeconfig import virtual_address
@@ -155,12 +156,10 @@ def _lasting_token(secret: Obj, account: str) -> Credentials:
     return Credentials(token.decode(), ca.decode())
 
 
-async def bound_credentials(
-    scope: ClusterScope, account: str, seconds: int
-) -> tuple[Credentials, datetime]:
+async def bound_credentials(scope: ClusterScope, account: str) -> tuple[Credentials, datetime]:
     """Return a new token, and the time when it expires.
 
-    :param seconds: the requested lifetime, which Harvester may limit
+    It asks for a lifetime of `TOKEN_SECONDS`, which Harvester may limit.
     """
     # No object on Harvester holds a bound token. It becomes invalid when it expires, or when its
     # account is deleted.
@@ -168,7 +167,7 @@ async def bound_credentials(
     request = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
-        "spec": {"expirationSeconds": seconds},
+        "spec": {"expirationSeconds": TOKEN_SECONDS},
     }
     path = SERVICE_ACCOUNTS.path(scope.target_namespace, account, "token")
     answer = await session.client.request("POST", path, resource=SERVICE_ACCOUNTS, body=request)

@@ -307,7 +307,7 @@ class ClusterReconciler:
         Otherwise two management clusters with the annotation would adopt from each other forever.
         """
         if wants_adoption(scope.obj):
-            await scope.drop_annotation(names.ADOPT_ANNOTATION)
+            await scope.drop_adopt_annotation()
 
     async def _delete(self, scope: ClusterScope) -> None:
         """Delete the cluster's objects on Harvester, and remove the finalizer last.

@@ -30,7 +30,6 @@ from reconciler import triggers
 from reconciler.blocked import Blocked
 from reconciler.cluster import cloudaccount, references
 from reconciler.cluster.guestsecret import (
-    TOKEN_SECONDS,
     digest,
     intact,
     is_ours,
@@ -204,7 +203,7 @@ async def _write_secret(
     :param inputs: hash of all inputs of the kubeconfig
     """
     account = await cloudaccount.ensure_account(scope)
-    credentials, expires_at = await cloudaccount.bound_credentials(scope, account, TOKEN_SECONDS)
+    credentials, expires_at = await cloudaccount.bound_credentials(scope, account)
     # A third of the lifetime remains for an outage of this provider, or of Harvester.
     issued_at = datetime.now(UTC)
     lifetime = expires_at - issued_at

@@ -185,7 +185,7 @@ async def _create_placeholder(scope: ClusterScope) -> Obj:
 
     service = placeholder_service(scope, address)
     try:
-        with refusals.block_on_refusal(_READY, f"create Service {scope.target_namespace}/{name}"):
+        with refusals.block_on_refusal(f"create Service {scope.target_namespace}/{name}"):
             service = await session.client.create(SERVICES, service)
     except AlreadyExists:
         service = await session.client.get(SERVICES, name, scope.target_namespace)

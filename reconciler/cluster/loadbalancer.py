@@ -100,7 +100,7 @@ async def _create(scope: ClusterScope, vms: list[Obj]) -> Obj:
     client = scope.require_session().client
     obj = _load_balancer(scope, vms)
     try:
-        with refusals.block_on_refusal(_READY, f"create LoadBalancer {key_of(obj)}"):
+        with refusals.block_on_refusal(f"create LoadBalancer {key_of(obj)}"):
             balancer = await client.create(resources.LOAD_BALANCERS, obj)
     except AlreadyExists:
         return await client.get(
@@ -239,7 +239,7 @@ async def _repair(scope: ClusterScope, balancer: Obj, vms: list[Obj]) -> None:
     metadata = balancer["metadata"]
     fields = ", ".join(patch)
     body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "spec": patch}
-    with refusals.block_on_refusal(_READY, f"update {fields} of LoadBalancer {key_of(balancer)}"):
+    with refusals.block_on_refusal(f"update {fields} of LoadBalancer {key_of(balancer)}"):
         repaired = await scope.require_session().client.patch(
             resources.LOAD_BALANCERS, metadata["name"], metadata["namespace"], body
         )

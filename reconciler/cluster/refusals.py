@@ -11,6 +11,8 @@ from reconciler.blocked import Blocked
 from reconciler.harvester.identityaccount import command_for
 from reconciler.triggers import Delay
 
+# The condition of a cluster whose control plane lacks what could not be written.
+_CONDITION = ConditionType.LOAD_BALANCER_READY
 _RETRY_SECONDS = 60.0
 # A namespace that is being deleted is recreated once it no longer exists, but nothing watches it.
 _TERMINATING_SECONDS = 2.0
@@ -23,13 +25,12 @@ _SERVERS = {
 
 
 @contextlib.contextmanager
-def block_on_refusal(condition: ConditionType, write: str) -> Iterator[None]:
+def block_on_refusal(write: str) -> Iterator[None]:
     """Raise `Blocked` if Harvester refuses a request in the block.
 
     Use this for writes on which the control plane depends. The controller reports other refusals
     only for a cluster that is not ready.
 
-    :param condition: the condition that reports the refusal
     :param write: the request in the message, for example `create Service ns/name`
     """
     try:
@@ -37,11 +38,11 @@ def block_on_refusal(condition: ConditionType, write: str) -> Iterator[None]:
     except NamespaceTerminating as error:
         message = f"waiting to {write}: {error.message}"
         reason = Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS
-        raise Blocked(condition, reason, message, Delay(_TERMINATING_SECONDS)) from None
+        raise Blocked(_CONDITION, reason, message, Delay(_TERMINATING_SECONDS)) from None
     except (Forbidden, Invalid) as error:
         message = f"Harvester refuses to {write}: {error.message}"
         reason = Reason.INFRASTRUCTURE_PROVISIONING_FAILED
-        raise Blocked(condition, reason, message, Delay(_RETRY_SECONDS), warn=True) from None
+        raise Blocked(_CONDITION, reason, message, Delay(_RETRY_SECONDS), warn=True) from None
 
 
 def by_harvester(error: ApiError) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from caphv.api import resources
+from caphv.api import names, resources
 from caphv.api.names import LOAD_BALANCER_SUFFIX, ConditionType, Reason, generated_names
 from caphv.api.object import Key, Obj, key_of
 from caphv.api.ownership import Owner, same_name
@@ -154,9 +154,9 @@ class ClusterScope:
         delays = filter(None, (self.requeue_after, delay))
         self.requeue_after = min(delays, default=None)
 
-    async def drop_annotation(self, name: str) -> None:
-        """Remove an annotation from the HarvesterCluster."""
-        patch = {"metadata": {"annotations": {name: None}}}
+    async def drop_adopt_annotation(self) -> None:
+        """Remove the annotation that asks for an adoption from the HarvesterCluster."""
+        patch = {"metadata": {"annotations": {names.ADOPT_ANNOTATION: None}}}
         informer = self.context.caches.harvester_clusters
         self.obj = await self.context.client.patch(
             informer.resource, self.key.name, self.key.namespace, patch

@@ -54,7 +54,7 @@ def handle_refusal(scope: MachineScope, error: ApiError) -> str:
     if not _QUOTA.search(error.message):
         advice = _DEVICE_ADVICE if _UNKNOWN_DEVICE in error.message else ""
         return f"Harvester refuses VirtualMachine {_vm_key(scope)}: {error.message}{advice}"
-    return _close_quota(scope, error.message, REFUSED_SECONDS)
+    return _close_quota(scope, error.message)
 
 
 def halted_by_quota(scope: MachineScope, vm: Obj) -> bool:
@@ -132,7 +132,7 @@ def _wait_after_start(scope: MachineScope, quota_message: str) -> None:
         return
     if memory.quota_halted_at is None:
         memory.quota_halted_at = current_time
-        _close_quota(scope, quota_message, REFUSED_SECONDS)
+        _close_quota(scope, quota_message)
 
     seconds = REFUSED_SECONDS * 2 ** min(memory.quota_starts - 1, _MAX_DOUBLINGS)
     delay = memory.quota_halted_at + seconds - current_time
@@ -147,10 +147,10 @@ def _wait_after_start(scope: MachineScope, quota_message: str) -> None:
     raise scope.failure(_message(scope, quota_message), wake, Watched.VM, warn=is_first)
 
 
-def _close_quota(scope: MachineScope, quota_message: str, seconds: float) -> str:
+def _close_quota(scope: MachineScope, quota_message: str) -> str:
     """Record that the quota is used up, and return the message for all machines."""
     message = _message(scope, quota_message)
-    scope.context.memory.quotas.close(_quota_key(scope), message, seconds)
+    scope.context.memory.quotas.close(_quota_key(scope), message, REFUSED_SECONDS)
     return message
 
 

@@ -12,6 +12,7 @@ from caphv.api.object import SECRETS, Key, Obj, Resource, key_of, labels_of
 from caphv.api.resources import HARVESTER_MACHINES, clusters, machines
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
+from sandbox.background import background
 from sandbox.capi import v1beta1
 from sandbox.capi.distribution import Distribution
 
@@ -41,14 +42,9 @@ class Shared:
         for distribution_caches in caches:
             informers += [distribution_caches.control_planes, distribution_caches.configs]
 
-        tasks = [informer.start() for informer in informers]
-        try:
+        async with background(*(informer.run() for informer in informers)):
             await asyncio.gather(*(informer.wait_synced() for informer in informers))
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Caches:

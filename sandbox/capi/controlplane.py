@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Set
 
+from caphv.api.conditions import current_time
 from caphv.api.object import (
     Key,
     Obj,
@@ -38,7 +39,6 @@ from sandbox.capi.resources import (
     condition,
     is_owned_by,
     is_paused,
-    now,
     with_transition_times,
 )
 from sandbox.capi.status import Observation, k3s_status, rke2_status, v1beta1_status
@@ -369,7 +369,11 @@ class ControlPlanes:
         status = self._status(observation)
         step = observation.step
         if isinstance(step, Delete) and step.remediation:
-            status["lastRemediation"] = {"machine": step.name, "retryCount": 0, "timestamp": now()}
+            status["lastRemediation"] = {
+                "machine": step.name,
+                "retryCount": 0,
+                "timestamp": current_time(),
+            }
 
         with contextlib.suppress(NotFound):
             await self._caches.write_status(
@@ -384,7 +388,7 @@ def _cluster_of(control_plane: Obj) -> Key | None:
 
 
 def _find_unused(objects: Iterable[Obj], control_plane: Obj, used_names: Set[str]) -> Obj | None:
-    """Return an object of a control plane that is not being deleted and has none of the names."""
+    """Return an object that a control plane owns and no longer uses, unless it is being deleted."""
     for obj in alive(objects):
         if is_owned_by(obj, control_plane) and key_of(obj).name not in used_names:
             return obj

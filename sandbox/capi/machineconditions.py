@@ -11,7 +11,6 @@ from sandbox.capi.state import node_name
 _ETCD = "EtcdMemberHealthy"
 _AGENT = "AgentHealthy"
 _METADATA = "NodeMetadataUpToDate"
-TYPES = ("UpToDate", _ETCD, _AGENT, _METADATA)
 
 
 def conditions_of(

@@ -132,8 +132,8 @@ def _emptiest_domain(members: Sequence[Member], failure_domains: Sequence[str]) 
         return ""
     # A rollout deletes outdated machines, so only the current ones must be spread evenly.
     current = Counter(member.failure_domain for member in members if member.current)
-    everything = Counter(member.failure_domain for member in members)
-    return min(failure_domains, key=lambda domain: (current[domain], everything[domain], domain))
+    total = Counter(member.failure_domain for member in members)
+    return min(failure_domains, key=lambda domain: (current[domain], total[domain], domain))
 
 
 def _choose_victim(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable
 
 from caphv.api import names, resources
+from caphv.api.conditions import current_time
 from caphv.api.object import (
     Key,
     Obj,
@@ -32,11 +32,6 @@ NOT_INITIALIZED = "Waiting for Cluster control plane to be initialized"
 def new_condition(kind: str, status: str, reason: str, message: str = "") -> Obj:
     """Return a condition in the form of metav1.Condition, without its time."""
     return {"type": kind, "status": status, "reason": reason, "message": message}
-
-
-def now() -> str:
-    """Return the current time in the API's format."""
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def reference(owner: Obj, *, controller: bool = False) -> Obj:
@@ -90,7 +85,7 @@ def with_transition_times(obj: Obj, conditions: Iterable[Obj]) -> list[Obj]:
     result = []
     for entry in conditions:
         old = before.get(entry["type"], {})
-        time = old["lastTransitionTime"] if old.get("status") == entry["status"] else now()
+        time = old["lastTransitionTime"] if old.get("status") == entry["status"] else current_time()
         result.append({**entry, "lastTransitionTime": time})
     return result
 

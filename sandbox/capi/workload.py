@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from caphv.api.hosts import is_ready
 from caphv.api.object import (
     NODES,
     Key,
@@ -17,7 +18,6 @@ from caphv.api.object import (
     annotations_of,
     key_of,
     labels_of,
-    list_at,
     text_at,
 )
 from caphv.runtime.cache import Informer
@@ -43,7 +43,7 @@ class Connection:
 
     def ready_nodes(self) -> set[str]:
         """Return the provider IDs of Nodes that are ready."""
-        return {provider_id(node) for node in self.nodes.store if _is_ready(node)}
+        return {provider_id(node) for node in self.nodes.store if is_ready(node)}
 
     def known_nodes(self) -> set[str]:
         """Return the provider IDs of all Nodes."""
@@ -58,7 +58,7 @@ class Connection:
         return {
             key_of(node).name
             for node in self.nodes.store
-            if _ROLE in labels_of(node) and _is_ready(node)
+            if _ROLE in labels_of(node) and is_ready(node)
         }
 
     async def request_removal(self, node: str, program: Program) -> None:
@@ -120,8 +120,3 @@ class Connections:
 def provider_id(node: Obj) -> str:
     """Return the provider ID of a Node, empty until the infrastructure provider has set it."""
     return text_at(node, "spec", "providerID")
-
-
-def _is_ready(node: Obj) -> bool:
-    conditions = list_at(node, "status", "conditions")
-    return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)

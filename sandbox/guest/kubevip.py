@@ -210,9 +210,9 @@ def _check_kubeconfig(user_data: UserData, pod: Obj, container: Obj, path: str) 
         raise GuestError(f"{path}: kube-vip calls the API server of its machine as kubernetes")
 
     kubeconfig = str(source.get("path"))
-    if wanted := _KUBECONFIGS[path.rpartition("/")[0]]:
-        if kubeconfig != wanted:
-            raise GuestError(f"{path}: the kubeconfig is {wanted}, and not {kubeconfig}")
+    if expected := _KUBECONFIGS[path.rpartition("/")[0]]:
+        if kubeconfig != expected:
+            raise GuestError(f"{path}: the kubeconfig is {expected}, and not {kubeconfig}")
         return
     _check_kubeadm(kubeconfig, user_data.commands, path)
 

@@ -13,12 +13,12 @@ import random
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from caphv.api.conditions import current_time
 from caphv.api.object import NODES, PODS, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, ApiError, NotFound, RequestError, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.guest import kubelet
-from sandbox.harvester import kinds
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ async def mark_lost(client: ApiClient, name: str) -> None:
         "status": "Unknown",
         "reason": "NodeStatusUnknown",
         "message": "Kubelet stopped posting node status.",
-        "lastTransitionTime": kinds.now(),
+        "lastTransitionTime": current_time(),
     }
     conditions = [{"type": kind, **unknown} for kind in ("Ready", *PRESSURES)]
     patch = {"status": {"conditions": conditions}}
@@ -168,8 +168,8 @@ def _node(node: NodeInfo) -> Obj:
         "message": (
             "" if node.ready else "container runtime network not ready: cni plugin not initialized"
         ),
-        "lastHeartbeatTime": kinds.now(),
-        "lastTransitionTime": kinds.now(),
+        "lastHeartbeatTime": current_time(),
+        "lastTransitionTime": current_time(),
     }
     # Without these conditions, the core does not consider the Machine available.
     pressures = [
@@ -177,7 +177,7 @@ def _node(node: NodeInfo) -> Obj:
             "type": kind,
             "status": "False",
             "reason": "Sufficient",
-            "lastTransitionTime": kinds.now(),
+            "lastTransitionTime": current_time(),
         }
         for kind in PRESSURES
     ]

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 VERSION = 3
 SYN_STREAM = 1
 SYN_REPLY = 2
-RST_STREAM = 3
 PING = 6
 GOAWAY = 7
 FIN = 1

@@ -37,9 +37,9 @@ def denial_reason(
         present = parse_quantity(at(before.get(name) or template, *_STORAGE))
         if size < present:
             return f"{name} PVC requests storage can't be less than previous value"
-        found = storage_class(text_at(template, "spec", "storageClassName")) or {}
+        disk_class = storage_class(text_at(template, "spec", "storageClassName")) or {}
         runs = at(old, "status", "printableStatus") != "Stopped"
-        if size > present and runs and found.get("provisioner") != _LONGHORN:
+        if size > present and runs and disk_class.get("provisioner") != _LONGHORN:
             return f"PVC expand error: pvc {name} is not online expandable with its provider"
     return ""
 

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 
+from caphv.api.conditions import current_time
 from caphv.api.object import (
     DEPLOYMENTS,
     NODES,
@@ -307,7 +308,7 @@ async def _set_ready(client: ApiClient, name: str, status: str, reason: str) -> 
         "type": "Ready",
         "status": status,
         "reason": reason,
-        "lastTransitionTime": kinds.now(),
+        "lastTransitionTime": current_time(),
     }
     patch = {"status": {"conditions": [ready]}}
     # A strategic patch merges conditions by type; a merge patch would replace all of them.

@@ -174,14 +174,14 @@ class FaultProxy:
             return web.Response(body=_GONE, content_type="application/json")
 
         is_creation = request.method == "POST"
-        if fault == "create-once" and is_creation and await self._is_first_creation(request):
+        if fault == "create-once" and is_creation and await self._record_first_creation(request):
             return _rejection(403, "Forbidden")
         if fault in _STATUS and (writes or fault != "conflict"):
             return _rejection(*_STATUS[fault])
         return None
 
-    async def _is_first_creation(self, request: web.BaseRequest) -> bool:
-        """Return whether an object is created for the first time, and remember it."""
+    async def _record_first_creation(self, request: web.BaseRequest) -> bool:
+        """Record the creation of an object, and return whether it is the first."""
         # aiohttp keeps a body that was read, so that the proxy can forward it later.
         name = text_at(json.loads(await request.read() or b"{}"), "metadata", "name")
         key = (request.path, name)

@@ -12,6 +12,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from caphv.api.conditions import current_time
 from caphv.api.object import DEPLOYMENTS, NAMESPACES, NODES, Obj, Resource
 from caphv.api.resources import STORAGE_PROFILES
 from caphv.runtime.client import ApiClient
@@ -146,7 +147,7 @@ def _node(host: Host) -> Obj:
         "type": "Ready",
         "status": "True",
         "reason": "KubeletReady",
-        "lastTransitionTime": kinds.now(),
+        "lastTransitionTime": current_time(),
     }
     return {
         "metadata": {"name": host.name, "labels": labels},

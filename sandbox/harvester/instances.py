@@ -9,6 +9,7 @@ import copy
 import hashlib
 import uuid
 
+from caphv.api.conditions import current_time
 from caphv.api.object import Obj, text_at, uid_of
 from sandbox.harvester import disks, hotplug, kinds, migration
 from sandbox.harvester.mutations import interfaces_of
@@ -141,7 +142,7 @@ def migrating_patch(vmi: Obj, target: str) -> Obj:
     state = {
         "sourceNode": vmi["status"]["nodeName"],
         "targetNode": target,
-        "startTimestamp": kinds.now(),
+        "startTimestamp": current_time(),
         # Remove the result of an earlier migration.
         "completed": None,
         "endTimestamp": None,
@@ -155,7 +156,7 @@ def migrated_patch(vmi: Obj, target: str) -> Obj:
         "sourceNode": vmi["status"]["nodeName"],
         "targetNode": target,
         "completed": True,
-        "endTimestamp": kinds.now(),
+        "endTimestamp": current_time(),
     }
     # The guest does not notice the migration. Until its agent answers, the new virt-launcher knows
     # only the interfaces of the domain.
@@ -227,4 +228,4 @@ def _phase_patch(vmi: Obj, phase: str, conditions: list[Obj], **fields: object) 
 
 
 def _phase_transition(phase: str) -> Obj:
-    return {"phase": phase, "phaseTransitionTimestamp": kinds.now()}
+    return {"phase": phase, "phaseTransitionTimestamp": current_time()}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from caphv.api import resources
+from caphv.api.conditions import current_time
 from caphv.api.object import RESOURCE_QUOTAS, STORAGE_CLASSES, Obj, Resource, list_at
 from caphv.api.resources import (
     DATA_VOLUMES,
@@ -83,17 +82,12 @@ def typed(resource: Resource, obj: Obj) -> Obj:
     return {"apiVersion": resource.api_version, "kind": resource.kind, **obj}
 
 
-def now() -> str:
-    """Return the current time in the API's format."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def condition(kind: str, status: bool, reason: str = "", message: str = "") -> Obj:
     """Return a condition in KubeVirt's form, without empty fields."""
     entry = {
         "type": kind,
         "status": str(status),
-        "lastTransitionTime": now(),
+        "lastTransitionTime": current_time(),
         "reason": reason,
         "message": message,
     }

@@ -18,6 +18,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from caphv.api.conditions import current_time
 from caphv.api.object import Key, Obj, being_deleted, dict_at, key_of, labels_of, list_at
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller, Result
@@ -341,7 +342,7 @@ class LoadBalancers:
         if current == [ready] and same_fields:
             return
 
-        condition = {**ready, "lastUpdateTime": kinds.now()}
+        condition = {**ready, "lastUpdateTime": current_time()}
         await self._patch(load_balancer, {"status": {**fields, "conditions": [condition]}})
 
     async def _patch(self, load_balancer: Obj, patch: Obj) -> Obj:

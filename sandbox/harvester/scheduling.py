@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from caphv.api.hosts import is_ready
 from caphv.api.object import Obj, at, dict_at, labels_of, list_at
 from sandbox.harvester import kinds, quantities
 
@@ -53,13 +54,11 @@ def choose_host(vm: Obj, hosts: Iterable[Obj], placements: Iterable[Placement]) 
         return ""
 
     # Score by preferences, then by load. Names break ties, so that a run can be repeated.
-    preferred_terms = [
-        (entry["weight"], entry["podAffinityTerm"]) for entry in anti_affinity.get(_PREFERRED) or ()
-    ]
-    penalties = [
-        (weight, term["topologyKey"], _count_by_domain(term, vm, placements, domains))
-        for weight, term in preferred_terms
-    ]
+    penalties = []
+    for entry in anti_affinity.get(_PREFERRED) or ():
+        term = entry["podAffinityTerm"]
+        taken = _count_by_domain(term, vm, placements, domains)
+        penalties.append((entry["weight"], term["topologyKey"], taken))
 
     def cost(host: Obj) -> tuple[float, float, str]:
         labels = labels_of(host)
@@ -101,12 +100,6 @@ def unpermitted_devices(vm: Obj, hosts: Iterable[Obj]) -> list[str]:
     offered = {name for host in hosts for name in dict_at(host, "status", "allocatable")}
     requested = list_at(domain, "devices", "hostDevices")
     return sorted({str(device["deviceName"]) for device in requested} - offered)
-
-
-def is_ready(host: Obj) -> bool:
-    """Return whether the host is Ready."""
-    conditions = list_at(host, "status", "conditions")
-    return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
 
 
 def is_usable(host: Obj, spec: Obj | None = None) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 
+from caphv.api.hosts import is_ready
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, uid_of
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller, Result
@@ -89,7 +90,7 @@ class VirtualMachines:
             self._placements.record(change.key, change.new, host)
 
     def _enqueue_on_failed_host(self, change: Change) -> None:
-        if change.new is None or not scheduling.is_ready(change.new):
+        if change.new is None or not is_ready(change.new):
             for vmi in self._informers.vmis.store:
                 if instances.host_of(vmi) == change.key.name:
                     self._controller.enqueue(key_of(vmi))
@@ -124,7 +125,7 @@ class VirtualMachines:
         if not name or instances.phase_of(vmi) in kinds.ENDED_PHASES:
             return False
         host = self._informers.hosts.get("", name)
-        return host is None or not scheduling.is_ready(host)
+        return host is None or not is_ready(host)
 
     # Start
 

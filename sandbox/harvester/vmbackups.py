@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 
+from caphv.api.conditions import current_time
 from caphv.api.object import SECRETS, Key, Obj, annotations_of, at, being_deleted, key_of, uid_of
 from caphv.api.virtualmachine import secrets_of
 from caphv.runtime.cache import Change
@@ -181,7 +182,7 @@ def _annotated_seconds(vm: Obj | None) -> str | None:
 
 def _failure(message: str) -> Obj:
     return {
-        "error": {"time": kinds.now(), "message": message},
+        "error": {"time": current_time(), "message": message},
         "conditions": [
             kinds.condition("InProgress", False, "Error", message),
             kinds.condition("Ready", False, message="Not Ready"),
@@ -196,7 +197,7 @@ def _completion(backup: Obj) -> Obj:
     ]
     return {
         "readyToUse": True,
-        "creationTime": kinds.now(),
+        "creationTime": current_time(),
         "error": None,
         **({"volumeBackups": volumes} if volumes else {}),
         "conditions": [

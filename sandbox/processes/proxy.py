@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Iterable
 from typing import cast
-
-log = logging.getLogger(__name__)
 
 Endpoint = tuple[str, int]
 

@@ -16,6 +16,7 @@ from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
 from caphv.runtime.errors import NotFound
+from sandbox.background import background
 
 SECRET_TYPE = "kubernetes.io/service-account-token"  # noqa: S105 - a type, not a token
 ACCOUNT = "kubernetes.io/service-account.name"
@@ -41,17 +42,11 @@ class TokenController:
 
     async def run(self) -> None:
         """Run until cancelled."""
-        informers = [
-            asyncio.ensure_future(informer.run()) for informer in (self._accounts, self._secrets)
-        ]
-        try:
+        async with background(self._accounts.run(), self._secrets.run()):
             await asyncio.gather(self._accounts.wait_synced(), self._secrets.wait_synced())
             self._secrets.add_handler(lambda change: self._controller.enqueue(change.key))
             self._accounts.add_handler(self._on_account_change)
             await self._controller.run()
-        finally:
-            for informer in informers:
-                informer.cancel()
 
     def _on_account_change(self, change: Change) -> None:
         for secret in self._secrets.store.by_index("account", str(change.key)):

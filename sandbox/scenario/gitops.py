@@ -47,13 +47,17 @@ class GitOps:
         has_branch = self._git(_SOURCE, "for-each-ref", f"refs/heads/{_BRANCH}").strip()
 
         # fast-import commits to a bare repository, without a work tree to check out.
-        parent = f"from refs/heads/{_BRANCH}^0\n" if has_branch else ""
-        head = f"commit refs/heads/{_BRANCH}\ncommitter user <user@example.com> now\n"
-        text = (
-            f"{head}data {len(message)}\n{message}\n{parent}M 100644 inline {path}\ndata "
-            f"{len(content)}\n"
-        )
-        stream = text.encode() + content + b"\ndone\n"
+        lines = [
+            f"commit refs/heads/{_BRANCH}",
+            "committer user <user@example.com> now",
+            f"data {len(message)}",
+            message,
+            *([f"from refs/heads/{_BRANCH}^0"] if has_branch else ()),
+            f"M 100644 inline {path}",
+            f"data {len(content)}",
+            "",
+        ]
+        stream = "\n".join(lines).encode() + content + b"\ndone\n"
         self._git(_SOURCE, "fast-import", "--quiet", "--done", "--date-format=now", stdin=stream)
 
     async def sync(self) -> Obj:

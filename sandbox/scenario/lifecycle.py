@@ -30,6 +30,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import cluster, manifests
+from sandbox.background import background
 from sandbox.capi import v1beta1
 from sandbox.capi.resources import condition
 from sandbox.harvester import kinds
@@ -84,14 +85,12 @@ class Scenario:
         for informer in self.view.informers:
             informer.add_handler(lambda _change: self._wake())
 
-        tasks = [asyncio.create_task(informer.run()) for informer in self.view.informers]
+        informers = self.view.informers
         try:
-            await asyncio.gather(*(informer.wait_synced() for informer in self.view.informers))
-            yield self
+            async with background(*(informer.run() for informer in informers)):
+                await asyncio.gather(*(informer.wait_synced() for informer in informers))
+                yield self
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             await self.management.close()
             await self.harvester.close()
 
@@ -373,7 +372,7 @@ class Scenario:
         self.on_change()
         self._notified.set()
 
-    async def _wait_until(self, what: str, condition: Callable[[], bool]) -> None:
+    async def _wait_until(self, expectation: str, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self.timeout
         while not condition():
             # No change is lost, because nothing runs between the check and this line.
@@ -384,7 +383,7 @@ class Scenario:
             except TimeoutError:
                 causes = [self.view.problems(), *self._guest_failures()]
                 raise ScenarioError(
-                    f"not within {self.timeout:.0f} s: {what}; {'; '.join(causes)}"
+                    f"not within {self.timeout:.0f} s: {expectation}; {'; '.join(causes)}"
                 ) from None
 
     def _guest_failures(self) -> list[str]:

@@ -21,6 +21,7 @@ from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario, in_network
 from sandbox.state import SandboxSettings
+from tests.support.clusterclasses import rename
 from tests.support.e2e import SHORT_AND_WHOLE, running_sandbox
 from tests.support.lostmanagement import install_again, lose
 from tests.support.planned import PlannedCluster
@@ -164,7 +165,7 @@ def _a_new_version(cluster: Obj) -> None:
 
 def _a_copy_of_the_class(cluster: Obj) -> list[Obj]:
     found = clusterclass.objects(cluster["metadata"]["namespace"], clusterclass.HARVESTER_RKE2)
-    copied = clusterclass.rename(found, clusterclass.HARVESTER_RKE2, "own")
+    copied = rename(found, clusterclass.HARVESTER_RKE2, "own")
     cluster["spec"]["topology"]["classRef"] = {"name": "own", "namespace": cluster["metadata"]["namespace"]}
     return copied
 

@@ -46,3 +46,23 @@ def templates(name: str) -> Iterator[tuple[tuple[str, str], Obj]]:
     for obj in objects(name):
         if obj["kind"] != "ClusterClass":
             yield (obj["apiVersion"].partition("/")[0], obj["kind"]), obj
+
+
+def rename(class_and_templates: list[Obj], name: str, new_name: str) -> list[Obj]:
+    """Copy a ClusterClass and its templates, and replace the prefix `name` in their names."""
+    return [_rename(obj, name, new_name) for obj in class_and_templates]
+
+
+def _rename(node: Any, name: str, new_name: str) -> Any:
+    if isinstance(node, list):
+        return [_rename(entry, name, new_name) for entry in node]
+    if not isinstance(node, dict):
+        return node
+
+    copy = {key: _rename(value, name, new_name) for key, value in node.items()}
+    # Replace only names of objects, in their metadata and in references to them. Names of variables
+    # and patches stay.
+    is_object_name = "kind" in copy or "namespace" in copy
+    if is_object_name and str(copy.get("name", "")).startswith(name):
+        copy["name"] = new_name + copy["name"].removeprefix(name)
+    return copy

@@ -114,7 +114,7 @@ async def measure(
     """Run one workload with the provider of a checkout; return its figures by name."""
     clusters, machines, accounts, targets = WORKLOADS[name]
     servers = min(clusters, workload_servers)
-    async with environment(workloads=servers, boot_seconds=boot_seconds, boot_spread=0.25) as bench:
+    async with environment(workloads=servers, boot_seconds=boot_seconds) as bench:
         watcher = Watcher(bench)
         watches = watcher.start()
         await bench.start_provider(provider)

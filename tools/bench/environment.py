@@ -166,14 +166,10 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def environment(
-    *, workloads: int, boot_seconds: float, boot_spread: float
-) -> AsyncIterator[Bench]:
+async def environment(*, workloads: int, boot_seconds: float) -> AsyncIterator[Bench]:
     """Start all but the provider, in a folder that is deleted afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="caphv-bench-"))
-    settings = SandboxSettings(
-        provider=False, audit=True, boot_seconds=boot_seconds, boot_spread=boot_spread
-    )
+    settings = SandboxSettings(provider=False, audit=True, boot_seconds=boot_seconds)
     try:
         async with contextlib.AsyncExitStack() as stack:
             etcd = Etcd(folder)

@@ -49,16 +49,14 @@ _MAX_TESTS = 600
 _NO_CODE = ("docs", "project")
 
 
-def read_mutations(root: Path, packages: Iterable[str]) -> Iterator[Mutation]:
+def read_mutations(packages: Iterable[str]) -> Iterator[Mutation]:
     """Yield all mutations of the Python files below some folders."""
     for package in packages:
-        for path in sorted((root / package).rglob("*.py")):
-            yield from mutations_of(str(path.relative_to(root)), path.read_bytes())
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield from mutations_of(str(path.relative_to(ROOT)), path.read_bytes())
 
 
-def read_calls(
-    root: Path, packages: list[str], tests: list[str], *, record: bool
-) -> dict[str, list[str]]:
+def read_calls(packages: list[str], tests: list[str], *, record: bool) -> dict[str, list[str]]:
     """Return the tests that call each function, by the file and name of the function.
 
     Runs the tests if no record of them exists, or with `record`.
@@ -72,7 +70,7 @@ def read_calls(
         # Tracing slows tests down, so the time limit of each is off.
         options = ["-p", "callrecorder", "--numprocesses=2", "--dist=worksteal", "--timeout=0"]
         options += [f"--ignore=tests/unit/{name}" for name in _NO_CODE]
-        _pytest(root, [*tests, *options], 3600, PYTHONPATH=f"{root}/tools/ci", **variables)
+        _pytest(ROOT, [*tests, *options], 3600, PYTHONPATH=f"{ROOT}/tools/ci", **variables)
 
     calls: dict[str, list[str]] = {}
     for file in sorted(folder.glob("*.json")):
@@ -202,7 +200,7 @@ def main(arguments: list[str]) -> int:
 
     accepted = read_accepted(ACCEPTED.read_text(encoding="utf-8"))
     lines = [f"no such mutation any more: {name}" for name in stale_names(ROOT, accepted)]
-    mutations = list(read_mutations(ROOT, options.packages))
+    mutations = list(read_mutations(options.packages))
     sample = [mutation for mutation in mutations if (mutation.name in accepted) == options.accepted]
     if not options.accepted:
         sample = draw(sample, options.packages, options.number, random.Random(options.seed))
@@ -211,11 +209,9 @@ def main(arguments: list[str]) -> int:
         f"{' '.join(options.packages)}"
     )
 
-    calls = read_calls(ROOT, options.packages, UNIT_TESTS, record=options.record)
+    calls = read_calls(options.packages, UNIT_TESTS, record=options.record)
     others = (
-        read_calls(ROOT, options.packages, options.tests, record=options.record)
-        if options.tests
-        else {}
+        read_calls(options.packages, options.tests, record=options.record) if options.tests else {}
     )
 
     table: Counter[tuple[str, str]] = Counter()

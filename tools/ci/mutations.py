@@ -8,6 +8,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _OPPOSITES: dict[type[ast.cmpop], str] = {
     ast.Eq: "!=",
@@ -107,6 +108,13 @@ def stale_names(root: Path, accepted: Iterable[str]) -> list[str]:
     return sorted(set(accepted) - names)
 
 
+class _Span(NamedTuple):
+    """A place in a source, in bytes."""
+
+    begin: int
+    end: int
+
+
 class _Finder(ast.NodeVisitor):
     def __init__(self, path: str, source: bytes) -> None:
         self.mutations: list[Mutation] = []
@@ -127,21 +135,17 @@ class _Finder(ast.NodeVisitor):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in self._text(node.test):
             return
 
-        for begin, end, after in self._changes(node):
-            before = self._source[begin:end].decode()
-            line = self._source.count(b"\n", 0, begin) + 1
-            function = ".".join(self._scope)
-            inside = self._depth > 0
+        for span, after in self._changes(node):
             self.mutations.append(
                 Mutation(
                     path=self._path,
-                    function=function,
-                    begin=begin,
-                    end=end,
-                    before=before,
+                    function=".".join(self._scope),
+                    begin=span.begin,
+                    end=span.end,
+                    before=self._source[span.begin : span.end].decode(),
                     after=after,
-                    line=line,
-                    in_function=inside,
+                    line=self._source.count(b"\n", 0, span.begin) + 1,
+                    in_function=self._depth > 0,
                 )
             )
 
@@ -170,65 +174,65 @@ class _Finder(ast.NodeVisitor):
                     if isinstance(child, ast.AST):
                         self.visit(child)
 
-    def _changes(self, node: ast.AST) -> Iterator[tuple[int, int, str]]:
-        """Yield begin, end and new text of each mutation of a node itself."""
+    def _changes(self, node: ast.AST) -> Iterator[tuple[_Span, str]]:
+        """Yield place and new text of each mutation of a node itself."""
         match node:
             case ast.Compare(left=left, ops=[operator], comparators=[right]):
-                yield *self._between(left, right), f" {_OPPOSITES[type(operator)]} "
+                yield self._between(left, right), f" {_OPPOSITES[type(operator)]} "
             case ast.BoolOp(op=operator, values=[first, second, *_]):
                 opposite = " and " if isinstance(operator, ast.Or) else " or "
-                yield *self._between(first, second), opposite
-                yield *self._span(node), f"({self._text(first)})"
-                yield *self._span(node), f"({self._text(node.values[-1])})"
+                yield self._between(first, second), opposite
+                yield self._span(node), f"({self._text(first)})"
+                yield self._span(node), f"({self._text(node.values[-1])})"
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                yield *self._span(node), f"({self._text(operand)})"
+                yield self._span(node), f"({self._text(operand)})"
 
             case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _ARITHMETIC:
                 # Another operator between strings raises a TypeError, which any test notices.
                 if not isinstance(left, ast.JoinedStr) and not isinstance(right, ast.JoinedStr):
-                    yield *self._between(left, right), f" {_ARITHMETIC[type(operator)]} "
+                    yield self._between(left, right), f" {_ARITHMETIC[type(operator)]} "
 
             # This case comes before numbers, because True is also an int.
             case ast.Constant(value=bool(value)):
-                yield *self._span(node), str(not value)
+                yield self._span(node), str(not value)
             case ast.Constant(value=int(number) | float(number)):
                 other = number + 1 if isinstance(number, int) else number * 2 + 1
-                yield *self._span(node), repr(other)
+                yield self._span(node), repr(other)
 
             case ast.IfExp(test=test) | ast.If(test=test):
-                yield *self._span(test), "True"
-                yield *self._span(test), "False"
+                yield self._span(test), "True"
+                yield self._span(test), "False"
             case ast.comprehension(ifs=[_, *_] as tests):
                 for test in tests:
-                    yield *self._span(test), "True"
+                    yield self._span(test), "True"
 
             case ast.Await(value=value) if not self._text(value).startswith("asyncio.sleep(0)"):
-                yield *self._span(node), f"({self._text(value)})"
+                yield self._span(node), f"({self._text(value)})"
             case _:
                 yield from self._removals(node)
 
-    def _removals(self, node: ast.AST) -> Iterator[tuple[int, int, str]]:
+    def _removals(self, node: ast.AST) -> Iterator[tuple[_Span, str]]:
         """Yield the mutations that remove a statement or the value of a `return`."""
         match node:
             case ast.Expr(value=ast.Call() | ast.Await()):
-                yield *self._span(node), "pass"
+                yield self._span(node), "pass"
             case ast.Raise() | ast.Continue() | ast.Break() | ast.AugAssign():
-                yield *self._span(node), "pass"
+                yield self._span(node), "pass"
             # Keep assignments to local names, because any test notices a name that is not assigned.
             case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
-                yield *self._span(node), "pass"
+                yield self._span(node), "pass"
             case ast.Return(value=ast.expr() as value):
                 if self._text(value) not in ("None", "False"):
-                    yield *self._span(value), "None"
+                    yield self._span(value), "None"
 
-    def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+    def _span(self, node: ast.expr | ast.stmt) -> _Span:
         begin = self._lines[node.lineno - 1] + node.col_offset
-        return begin, self._lines[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+        return _Span(begin, self._lines[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0))
 
-    def _between(self, left: ast.expr, right: ast.expr) -> tuple[int, int]:
+    def _between(self, left: ast.expr, right: ast.expr) -> _Span:
         """Return the place of an operator, without the parentheses around its operands."""
-        begin = self._span(left)[1]
-        end = self._span(right)[0]
+        begin = self._span(left).end
+        end = self._span(right).begin
         between = self._source[begin:end]
         begin += len(between) - len(between.lstrip(b") \n"))
         end -= len(between) - len(between.rstrip(b"( \n"))
@@ -238,7 +242,7 @@ class _Finder(ast.NodeVisitor):
             begin -= 1
         while self._source[end : end + 1].isspace():
             end += 1
-        return begin, end
+        return _Span(begin, end)
 
     def _text(self, node: ast.expr) -> str:
         begin, end = self._span(node)

@@ -203,7 +203,7 @@ def _machine_fields() -> Obj:
     return fields
 
 
-def _variable_schema(node: Obj, depth: int = 0) -> Obj:
+def _variable_schema(node: Obj, depth: int) -> Obj:
     """Return a CRD's schema with the keywords that the schema of a variable may have.
 
     Only the upper fields keep their descriptions.

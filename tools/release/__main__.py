@@ -97,7 +97,7 @@ def contents(
             components.dump(components.with_certificate_of_turtles(monitoring)).encode()
         ),
         "caphv-alerts.yaml": components.dump([{"groups": components.alerts(monitoring)}]).encode(),
-        "caphv-dashboard.json": ((kustomize / "monitoring" / "caphv-dashboard.json").read_bytes()),
+        "caphv-dashboard.json": (kustomize / "monitoring" / "caphv-dashboard.json").read_bytes(),
         "sbom.cdx.json": json.dumps(bill, indent=2).encode() + b"\n",
         f"caphv-{version}.tgz": chart.archive(DEPLOY / "chart"),
         "harvester-clusterroles.yaml": (DEPLOY / "harvester" / "clusterroles.yaml").read_bytes(),

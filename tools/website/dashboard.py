@@ -42,7 +42,7 @@ _METRICS = "--metrics-bind-address="
 _SETTLE_SECONDS = 20
 _OUTAGE_SECONDS = 15
 _TIMESTAMP = "_timestamp_seconds"
-# How promtool reports a query whose result is not the expected one, which is none.
+# How promtool reports the result of a query, because the test expects none.
 _RESULT = re.compile(
     r'^ +expr: ("(?:[^"\\]|\\.)*"), time: (\S+),\n +exp: nil\n +got: (.*)$', re.MULTILINE
 )
@@ -74,11 +74,12 @@ class Scrapes:
     def series(self) -> list[dict[str, str]]:
         """Return the input of promtool; a series that ends is marked as a Prometheus does."""
         return [
-            {"series": name, "values": " ".join(self._written(points))}
+            {"series": name, "values": " ".join(self._values(points))}
             for name, points in self.values.items()
         ]
 
-    def _written(self, points: Points) -> Iterator[str]:
+    def _values(self, points: Points) -> Iterator[str]:
+        """Yield the value of each scrape in the notation of promtool."""
         last = max(points)
         for scrape in range(self.count):
             if scrape in points:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 from caphv.api.object import Obj, at
 from caphv.api.quantity import readable
@@ -47,6 +48,14 @@ class Frame:
     y: float
     width: float
     height: float
+
+
+class _LegendEntry(NamedTuple):
+    """The name of a series in a legend, or a note, whose `series` is -1."""
+
+    series: int
+    text: str
+    offset: float
 
 
 def picture(dashboard: Obj, results: Results, variables: Mapping[str, str], scrapes: int) -> str:
@@ -193,9 +202,9 @@ def _graph(panel: Obj, frame: Frame, series: Sequence[Series], scrapes: int) -> 
     unit = defaults.get("unit", "")
     lines = [(name, points) for name, _, points in series if points]
     if at(defaults, "custom", "stacking"):
-        lines = _stacked(lines)
+        lines = _stack(lines)
 
-    legend_lines = list(_wrapped([name for name, _ in lines], frame.width - 16))
+    legend_lines = list(_wrap([name for name, _ in lines], frame.width - 16))
     left = frame.x + 66
     right = frame.x + frame.width - 10
     top = frame.y + 32
@@ -235,7 +244,7 @@ def _graph(panel: Obj, frame: Frame, series: Sequence[Series], scrapes: int) -> 
             yield f'<text class="l" x="{x + 14:.0f}" y="{y:.0f}">{escape(text)}</text>'
 
 
-def _stacked(lines: Sequence[tuple[str, Points]]) -> list[tuple[str, Points]]:
+def _stack(lines: Sequence[tuple[str, Points]]) -> list[tuple[str, Points]]:
     """Return lines that each stand on the sum of those before."""
     sums: Points = {}
     stacked = []
@@ -285,9 +294,9 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.0f} {y:.1f}" for x, y in kept) + end
 
 
-def _wrapped(names: Sequence[str], width: float) -> Iterator[list[tuple[int, str, float]]]:
-    """Yield lines of a legend: number, text and offset of each series, -1 for a note."""
-    line: list[tuple[int, str, float]] = []
+def _wrap(names: Sequence[str], width: float) -> Iterator[list[_LegendEntry]]:
+    """Yield the lines of a legend."""
+    line: list[_LegendEntry] = []
     offset = 0.0
     count = 1
     for index, name in enumerate(names):
@@ -303,9 +312,9 @@ def _wrapped(names: Sequence[str], width: float) -> Iterator[list[tuple[int, str
         has_more = count == _MAX_LEGEND_LINES and index < len(names) - 1
         room = width - offset - (26 + len(note) * _CHARACTER if has_more else 0)
         if line and needed > room:
-            line.append((-1, note, offset - 14))
+            line.append(_LegendEntry(-1, note, offset - 14))
             break
-        line.append((index, _cut(name, room - 20), offset))
+        line.append(_LegendEntry(index, _cut(name, room - 20), offset))
         offset += min(needed, room)
     if line:
         yield line

@@ -145,11 +145,11 @@ def _check_routes(entry: Entry, infrastructure: Entry) -> Iterator[Located]:
     """Yield routes of a first interface that has DHCP because the cluster gives no addresses."""
     if infrastructure.spec.at("vmNetworkConfig").present:
         return
-    # The rules about one object report all others.
-    known = list(interfaces.conflicts(entry.spec.mapping))
+    # The rules about one object report all other conflicts.
+    reported = list(interfaces.conflicts(entry.spec.mapping))
     field = entry.spec.at(interfaces.FIELD)
     for conflict in interfaces.conflicts(entry.spec.mapping, first_has_dhcp=True):
-        if conflict.kind == interfaces.ROUTE and conflict not in known:
+        if conflict.kind == interfaces.ROUTE and conflict not in reported:
             finding = Finding((*field.path, *conflict.path), Fault.INVALID, conflict.detail)
             yield LocatedFinding(entry, finding, infrastructure)
 

@@ -75,7 +75,8 @@ def _metadata(inventory: Inventory) -> Iterator[Located]:
 
 
 def _check_metadata(metadata: Field) -> Iterator[Finding]:
-    name, namespace = metadata.at("name"), metadata.at("namespace")
+    name = metadata.at("name")
+    namespace = metadata.at("namespace")
     if not name.present and not metadata.at("generateName").present:
         yield name.required("must be set")
     elif name.present and (not _SUBDOMAIN.fullmatch(name.text) or len(name.text) > 253):
@@ -146,7 +147,8 @@ def _twice(inventory: Inventory) -> Iterator[Located]:
 )
 def _endpoint(inventory: Inventory) -> Iterator[Located]:
     for entry, endpoint in _endpoints(inventory):
-        host, port = endpoint.at("host"), endpoint.at("port")
+        host = endpoint.at("host")
+        port = endpoint.at("port")
         if host.present and not _is_host(host.text):
             detail = "must be an address or a host name; without it, the provider fills it in"
             yield LocatedFinding(entry, host.invalid(detail))
@@ -171,7 +173,8 @@ def _endpoint(inventory: Inventory) -> Iterator[Located]:
 def _endpoint_given(inventory: Inventory) -> Iterator[Located]:
     infrastructures = {cluster.index: entry for cluster, entry in inventory.clusters}
     for entry, endpoint in _endpoints(inventory):
-        host, port = endpoint.at("host"), endpoint.at("port")
+        host = endpoint.at("host")
+        port = endpoint.at("port")
         other = infrastructures.get(entry.index)
         expected = API_SERVER_PORT
         if other and has_external_endpoint(other.spec):

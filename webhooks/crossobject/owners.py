@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 from caphv.api.resources import CLUSTER_API_GROUP
 from webhooks.crossobject.model import CONTROL_PLANE_GROUP, Entry, Inventory
@@ -13,18 +14,26 @@ from webhooks.rules.model import MACHINE_TEMPLATE, Field
 _MAKERS = frozenset({"MachineDeployment", "MachineSet"})
 
 
+class TemplateUse(NamedTuple):
+    """A machine template, an object that creates machines from it, and that object's replicas."""
+
+    template: Entry
+    owner: Entry
+    replicas: Field
+
+
 def is_control_plane(entry: Entry) -> bool:
     """Return whether an object is the control plane of a cluster, of any provider."""
     return entry.group == CONTROL_PLANE_GROUP and entry.kind.endswith("ControlPlane")
 
 
 @lru_cache(maxsize=1)
-def users(inventory: Inventory) -> tuple[tuple[Entry, Entry, Field], ...]:
-    """Return each template with an object that uses it, and `spec.replicas` of this object."""
+def users(inventory: Inventory) -> tuple[TemplateUse, ...]:
+    """Return all uses of machine templates."""
     return tuple(_users(inventory))
 
 
-def _users(inventory: Inventory) -> Iterator[tuple[Entry, Entry, Field]]:
+def _users(inventory: Inventory) -> Iterator[TemplateUse]:
     for owner, ref in references(inventory):
         is_user = owner.kind in _MAKERS or is_control_plane(owner)
         if ref.at("kind").text != MACHINE_TEMPLATE or not is_user:
@@ -32,7 +41,7 @@ def _users(inventory: Inventory) -> Iterator[tuple[Entry, Entry, Field]]:
 
         namespace = ref.at("namespace").text or owner.namespace
         if template := inventory.find(MACHINE_TEMPLATE, namespace, ref.at("name").text):
-            yield template, owner, owner.field.at("spec", "replicas")
+            yield TemplateUse(template, owner, owner.field.at("spec", "replicas"))
 
 
 def cluster_of(inventory: Inventory, owner: Entry) -> Entry | None:

@@ -122,11 +122,13 @@ def _api(inventory: Inventory) -> Iterator[Located]:
     for entry, field in references(inventory):
         # In v1beta2, a `templateRef` of a ClusterClass still has an apiVersion.
         if entry.api == (CLUSTER_API_GROUP, "v1beta2") and entry.kind != "ClusterClass":
-            api, other = field.at("apiGroup"), field.at("apiVersion")
+            api = field.at("apiGroup")
+            other = field.at("apiVersion")
             expected = GROUP
             allowed = [GROUP]
         else:
-            api, other = field.at("apiVersion"), field.at("apiGroup")
+            api = field.at("apiVersion")
+            other = field.at("apiGroup")
             expected = f"{GROUP}/{VERSIONS[-1]}"
             allowed = [f"{GROUP}/{version}" for version in VERSIONS]
 

@@ -124,7 +124,8 @@ def _report_missing(variables: Field, definitions: dict[str, Field]) -> Iterator
 
 
 def _check_variable(variable: Field, definitions: dict[str, Field]) -> Iterator[Finding]:
-    name, value = variable.at("name"), variable.at("value")
+    name = variable.at("name")
+    value = variable.at("value")
     if name.text not in definitions:
         if name.text:
             suggestion = did_you_mean(name.text, definitions)

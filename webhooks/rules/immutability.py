@@ -244,7 +244,8 @@ def _machine_immutable(subject: Subject) -> Iterator[Finding]:
         return
 
     for name in _LIVE_FIELDS:
-        new_field, old_field = subject.spec.at(name), old.spec.at(name)
+        new_field = subject.spec.at(name)
+        old_field = old.spec.at(name)
         is_set = new_field.present or old_field.present
         # Empty and missing values mean the same (see `present`).
         if not is_set or _same(new_field.value, old_field.value, name):

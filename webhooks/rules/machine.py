@@ -73,7 +73,8 @@ def _cpu_most(subject: Subject) -> Iterator[Finding]:
     example="{cpu: 8, cpuMax: 4}",
 )
 def _cpu_max(subject: Subject) -> Iterator[Finding]:
-    cpu, most = subject.spec.at("cpu"), subject.spec.at("cpuMax")
+    cpu = subject.spec.at("cpu")
+    most = subject.spec.at("cpuMax")
     if cpu.number is not None and most.number is not None and most.number < cpu.number:
         yield most.invalid("must be at least cpu: the VM grows from cpu to cpuMax")
 
@@ -131,7 +132,8 @@ def _memory_max(subject: Subject) -> Iterator[Finding]:
     advice=True,
 )
 def _small_machine(subject: Subject) -> Iterator[Finding]:
-    cpu, memory = subject.spec.at("cpu"), subject.spec.at("memory")
+    cpu = subject.spec.at("cpu")
+    memory = subject.spec.at("memory")
     if cpu.number == 1:
         yield cpu.invalid("RKE2 wants at least 2 cores for a node")
 

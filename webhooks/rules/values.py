@@ -114,7 +114,8 @@ def pool_range(pool: Field) -> Range | None:
 
     # Smaller networks have neither network nor broadcast address (RFC 3021).
     margin = 1 if whole.prefixlen < 31 else 0
-    start, end = pool.at("rangeStart"), pool.at("rangeEnd")
+    start = pool.at("rangeStart")
+    end = pool.at("rangeEnd")
     first = address(start) if start.present else whole.network_address + margin
     last = address(end) if end.present else whole.broadcast_address - margin
     return Range(first, last) if first is not None and last is not None else None

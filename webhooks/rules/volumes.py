@@ -88,7 +88,8 @@ def _volume_storage_class(subject: Subject) -> Iterator[Finding]:
 def _volume_source(subject: Subject) -> Iterator[Finding]:
     for volume in _volumes(subject):
         kind = volume.at("volumeType").value
-        image, storage_class = volume.at("imageName"), volume.at("storageClass")
+        image = volume.at("imageName")
+        storage_class = volume.at("storageClass")
         if kind == STORAGE_CLASS and image.present:
             yield image.forbidden(
                 "a disk of type storageClass is empty: use type image, or remove the image"

@@ -224,7 +224,8 @@ class _Mapping:
     def _merge(self, key: Node, node: Node) -> None:
         mappings = node.children if isinstance(node.children, list) else [node]
         if not all(isinstance(mapping.children, dict) for mapping in mappings):
-            message, remedy = "<< merges mappings only", "give it an alias of a mapping"
+            message = "<< merges mappings only"
+            remedy = "give it an alias of a mapping"
             raise Broken(text_finding(yaml_rules.KEY, key.position, message, remedy))
         self._merged += mappings
 

@@ -109,7 +109,8 @@ def _next_separator(text: str, start: int, line: int, broken: int) -> tuple[int,
     :param line: index of the line of that separator
     :param broken: the line that cannot be read, counted from 1
     """
-    offset, index = start, line
+    offset = start
+    index = line
     for match in _SEPARATOR.finditer(text, start):
         # Count without a list, because a list of two million line breaks would take 16 MiB.
         index += sum(1 for _ in LINE_BREAK.finditer(text, offset, match.start()))
@@ -141,8 +142,8 @@ class _Tally:
     def count_problems(self, count: int, position: Position) -> None:
         """Count the problems of a document as far as it is read. Raises `_Exceeded`."""
         if self._problems + count > self._bounds.problems:
-            what = f"more than {self._bounds.problems:,} problems"
-            raise self._exceed(position, what, "correct them first")
+            excess = f"more than {self._bounds.problems:,} problems"
+            raise self._exceed(position, excess, "correct them first")
 
     def end_document(self, problems: int) -> None:
         """Keep the count of a document that was read to its end."""
@@ -150,11 +151,11 @@ class _Tally:
 
     def too_many_values(self, position: Position) -> _Exceeded:
         """Return the error for values beyond the bound."""
-        what = f"more than {self._bounds.values:,} values, with YAML aliases written out"
-        return self._exceed(position, what)
+        excess = f"more than {self._bounds.values:,} values, with YAML aliases written out"
+        return self._exceed(position, excess)
 
-    def _exceed(self, position: Position, what: str, remedy: str = "split the file") -> _Exceeded:
-        problem = f"the file has {what}"
+    def _exceed(self, position: Position, excess: str, remedy: str = "split the file") -> _Exceeded:
+        problem = f"the file has {excess}"
         return _Exceeded(text_finding(yaml_rules.SYNTAX, position, problem, remedy))
 
 
@@ -188,8 +189,9 @@ def _parse(text: str, first_line: int, tally: _Tally) -> Iterator[Document]:
 
 
 def _end(text: str) -> Position:
-    line, start = 1, 0
+    line = 1
+    start = 0
     for match in LINE_BREAK.finditer(text):
-        line = line + 1
+        line += 1
         start = match.end()
     return Position(line, len(text) - start + 1)

@@ -1,8 +1,10 @@
 """The tree of one YAML document, with values and their places in the text."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from caphv.api.object import Obj, at
 from caphv.validation.yaml.yaml_rules import Position, TextFinding
 
 FieldPath = tuple[str | int, ...]
@@ -45,6 +47,16 @@ class Document:
     def value(self) -> Any:
         """The document as JSON would hold it."""
         return self.root.value
+
+    def objects(self) -> Iterator[tuple[Obj, FieldPath]]:
+        """Yield the object of the document, or each object of a List, with its path."""
+        items = at(self.value, "items")
+        if isinstance(items, list) and str(at(self.value, "kind")).endswith("List"):
+            for index, item in enumerate(items):
+                if isinstance(item, dict):
+                    yield item, ("items", index)
+        elif isinstance(self.value, dict):
+            yield self.value, ()
 
     def position(self, path: FieldPath) -> Position:
         """Return the place of a field, or of the nearest value around an absent field.

@@ -100,7 +100,8 @@ def _address_pool(text: str) -> dict[str, str]:
     resource, separator, name = text.rpartition("/")
     kind, _, group = resource.partition(".")
     if not separator:
-        kind, group = "InClusterIPPool", "ipam.cluster.x-k8s.io"
+        kind = "InClusterIPPool"
+        group = "ipam.cluster.x-k8s.io"
     return {"apiGroup": group, "kind": kind, "name": name}
 
 

@@ -75,7 +75,7 @@ def _check_interfaces(obj: Obj) -> Iterator[Finding]:
     pools: list[tuple[FieldPath, Obj]] = [
         (("spec", "machines"), machines),
         (("spec", "controlPlane"), spec.get("controlPlane", {})),
-        *((("spec", "workers", i), pool) for i, pool in enumerate(spec.get("workers", ()))),
+        *((("spec", "workers", index), pool) for index, pool in enumerate(spec.get("workers", ()))),
     ]
     for path, pool in pools:
         listed = pool.get(interfaces.FIELD, ())
@@ -98,9 +98,9 @@ def _check_interfaces(obj: Obj) -> Iterator[Finding]:
         for index, settings in enumerate(listed):
             for number, server in enumerate(settings.get("dnsServers", ())):
                 if address_of(server) is None:
-                    where = (*root, index, "dnsServers", number)
+                    place = (*root, index, "dnsServers", number)
                     detail = "must be an IP address, for example 9.9.9.9"
-                    yield Finding(where, Fault.INVALID, detail, value=server)
+                    yield Finding(place, Fault.INVALID, detail, value=server)
 
 
 def is_ipv4(text: str) -> bool:

@@ -82,15 +82,16 @@ def _check_host_resources(obj: Obj) -> Iterator[Finding]:
             name = device["resourceName"]
             if name in seen:
                 detail = "is in the list already: raise its count, and remove this entry"
-                where = (*path, "devices", index, "resourceName")
-                yield Finding(where, Fault.DUPLICATE, detail, value=name)
+                place = (*path, "devices", index, "resourceName")
+                yield Finding(place, Fault.DUPLICATE, detail, value=name)
             seen.add(name)
 
 
 def _pools(obj: Obj) -> list[tuple[FieldPath, Obj]]:
     """Return control plane and pools of workers, with their paths."""
     spec = obj["spec"]
+    workers = spec.get("workers", ({},))
     return [
         (("spec", "controlPlane"), spec.get("controlPlane", {})),
-        *((("spec", "workers", i), pool) for i, pool in enumerate(spec.get("workers", ({},)))),
+        *((("spec", "workers", index), pool) for index, pool in enumerate(workers)),
     ]

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from caphv.api.clusterapi import infrastructure_ref
+from caphv.api.conditions import current_time
 from caphv.api.object import NAMESPACES, NODES, SECRETS, Obj, Resource
 from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from caphv.runtime.client import ApiClient
@@ -29,6 +30,7 @@ from sandbox.environment import Sandbox
 from sandbox.guest.cloudinit import parse_user_data
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario, in_network
+from tests.support.clusterclasses import rename
 from tests.support.e2e import HEALTH_CHECKS, SHORT_AND_WHOLE, holds, seen
 from tests.support.waiting import ended
 
@@ -223,7 +225,7 @@ async def installed_cni(client: ApiClient) -> None:
     while True:
         for node in (await client.list(NODES))["items"]:
             if not holds(node, "Ready"):
-                patch = {"status": {"conditions": [{**ready, "lastTransitionTime": kinds.now()}]}}
+                patch = {"status": {"conditions": [{**ready, "lastTransitionTime": current_time()}]}}
                 await client.patch(
                     NODES, node["metadata"]["name"], "", patch, patch_type="strategic", subresource="status"
                 )
@@ -379,7 +381,7 @@ async def a_class_of_its_own_is_there(scenario: Scenario) -> None:
 async def the_next_version_of_the_class_is_taken(scenario: Scenario) -> None:
     """As a release would bring it: another name, and templates that say more."""
     name, new_name = scenario.spec.cluster_class, f"{scenario.spec.cluster_class}-next"
-    objects = clusterclass.rename(clusterclass.objects(scenario.spec.class_namespace, name), name, new_name)
+    objects = rename(clusterclass.objects(scenario.spec.class_namespace, name), name, new_name)
     for obj in objects:
         if obj["kind"] == "HarvesterMachineTemplate":
             obj["spec"]["template"]["spec"]["guestConfig"] = {"disableFstrimTimer": True}

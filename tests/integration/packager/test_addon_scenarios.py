@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from caphv.api.object import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS
-from caphv.api.resources import HELM_CHART_CONFIGS, HELM_CHARTS
 from packager.git.directory import Directory
 from packager.git.prune import Pruning
 from packager.planning.planner import Planner
@@ -23,6 +22,7 @@ from tests.support.packager.examples import cluster
 from tests.support.packager.guest import GIT_REPO, WITH_HELM_CONTROLLER, Guest, new_guest
 from tests.support.packager.stand_in_charts import SNAPSHOT_CLASSES
 from tests.support.packager.tables import older_table
+from tests.support.resources import HELM_CHART_CONFIGS, HELM_CHARTS
 
 pytestmark = pytest.mark.integration
 CNIS = {

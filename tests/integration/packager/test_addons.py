@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from caphv.api.object import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource
-from caphv.api.resources import HELM_CHART_CONFIGS
 from packager.addons.versions import load_table
 from packager.git.directory import Directory
 from packager.git.prune import Pruning
@@ -32,6 +31,7 @@ from tests.support.addons.manifests import Addon, DeployController
 from tests.support.packager.environment import crd
 from tests.support.packager.examples import cluster
 from tests.support.packager.stand_in_charts import SNAPSHOT_CLASSES, chart
+from tests.support.resources import HELM_CHART_CONFIGS
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,6 @@ from tests.support.packager.environment import (
     CLASSES,
     CLUSTERS,
     CONTROL_PLANES,
-    FLEET_BUNDLES,
     FLEET_CLUSTERS,
     GIT_REPOS,
     Case,
@@ -21,6 +20,7 @@ from tests.support.packager.environment import (
     opened,
 )
 from tests.support.packager.repositories import Origin
+from tests.support.resources import FLEET_BUNDLES
 
 pytestmark = pytest.mark.integration
 

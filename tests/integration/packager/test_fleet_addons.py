@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from caphv.api.object import CONFIG_MAPS, SECRETS, Obj, Resource, uid_of
-from caphv.api.resources import HELM_CHART_CONFIGS, HELM_CHARTS
 from packager.rendering.rendered import Rendered
 from packager.rendering.renderer import Renderer
 from sandbox.processes.apiserver import ApiServer
@@ -17,6 +16,7 @@ from tests.support.observed import Record, records
 from tests.support.packager.calico import edit_mtu, installation, play_operator
 from tests.support.packager.examples import cluster
 from tests.support.packager.guest import GIT_REPO, Guest, new_guest
+from tests.support.resources import HELM_CHART_CONFIGS, HELM_CHARTS
 
 pytestmark = pytest.mark.integration
 NAMESPACE, NAME = "kube-system", "rke2-calico"

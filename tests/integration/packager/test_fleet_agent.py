@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from caphv.api.object import Obj, Resource
-from caphv.api.resources import HELM_CHART_CONFIGS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, TooManyRequests
 from sandbox import manifests
@@ -19,6 +18,7 @@ from tests.support.addons.helm import Helm
 from tests.support.observed import Record, records
 from tests.support.packager.agent_steps import BUNDLE, NAMESPACE, play
 from tests.support.packager.environment import GIT_REPOS, crd
+from tests.support.resources import HELM_CHART_CONFIGS
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from caphv.api.object import CONFIG_MAPS, Obj, uid_of
-from caphv.api.resources import HELM_CHART_CONFIGS, HELM_CHARTS
 from packager.rendering.renderer import Renderer
 from packager.rendering.vendored import ROOT, VendoredChart, folder_of
 from packager.tree import Tree
@@ -19,6 +18,7 @@ from tests.support.addons.helm import Helm
 from tests.support.addons.helmcontroller import HelmController
 from tests.support.packager.environment import crd
 from tests.support.packager.examples import cluster
+from tests.support.resources import HELM_CHART_CONFIGS, HELM_CHARTS
 
 pytestmark = pytest.mark.integration
 

@@ -19,7 +19,6 @@ from tests.support.packager.environment import (
     CLASSES,
     CLUSTERS,
     CONTROL_PLANES,
-    FLEET_BUNDLES,
     FLEET_CLUSTERS,
     GIT_REPOS,
     Case,
@@ -29,6 +28,7 @@ from tests.support.packager.environment import (
 from tests.support.packager.repositories import Origin
 from tests.support.paths import CHECKOUT
 from tests.support.permissions import GROUPS, asked, granted, in_namespace
+from tests.support.resources import FLEET_BUNDLES
 from tests.support.waiting import until
 from tools.release.components import objects
 

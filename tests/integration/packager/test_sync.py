@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from caphv.api.object import Obj, uid_of
-from caphv.api.resources import HELM_CHART_CONFIGS
 from caphv.validation.yaml.loader import files
 from packager.definitions.protection import is_protected, unprotect
 from sandbox.manifests import apply
@@ -20,6 +19,7 @@ from tests.support.packager.definitions import definition, k3s
 from tests.support.packager.environment import crd
 from tests.support.packager.repositories import Origin, git
 from tests.support.packager.sync import STATUS, call, changed, done, put, status, sync
+from tests.support.resources import HELM_CHART_CONFIGS
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment")]
 

@@ -11,15 +11,16 @@ import pytest
 import yaml
 
 from caphv.api.object import NAMESPACES, SECRETS, Key, Obj, Resource
-from caphv.api.resources import FLEET_CLUSTERS, HELM_CHART_CONFIGS
+from caphv.api.resources import FLEET_CLUSTERS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, TooManyRequests
 from packager.rendering.bundles import bundle_name
 from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.commands import in_thread
 from tests.support.packager.definitions import definition
-from tests.support.packager.environment import CLASSES, CLUSTERS, FLEET_BUNDLES, GIT_REPOS, install
+from tests.support.packager.environment import CLASSES, CLUSTERS, GIT_REPOS, install
 from tests.support.packager.repositories import git
+from tests.support.resources import FLEET_BUNDLES, HELM_CHART_CONFIGS
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration

@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from caphv.api.object import Obj
-from caphv.api.resources import FLEET_BUNDLES
 from caphv.runtime.client import ApiClient
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
@@ -32,6 +31,7 @@ from tests.support.packager.environment import (
     opened,
 )
 from tests.support.packager.repositories import Origin, git
+from tests.support.resources import FLEET_BUNDLES
 from tests.support.waiting import ended, until
 
 pytestmark = pytest.mark.integration

@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 from caphv.api.object import Obj, Resource, key_of
-from caphv.api.resources import HELM_CHART_CONFIGS, HELM_CHARTS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, TooManyRequests
 from sandbox import manifests
@@ -19,6 +18,7 @@ from tests.support.addons.charts import Chart, opaque
 from tests.support.addons.helm import Helm, HelmError
 from tests.support.addons.helmjob import HelmJob, JobOptions
 from tests.support.packager.environment import crd
+from tests.support.resources import HELM_CHART_CONFIGS, HELM_CHARTS
 
 
 @dataclass(frozen=True)

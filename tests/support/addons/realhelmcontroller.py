@@ -17,13 +17,13 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from caphv.api.object import CONFIG_MAPS, SECRETS, Key, Obj, Resource, at, key_of, uid_of
-from caphv.api.resources import HELM_CHART_CONFIGS, HELM_CHARTS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict, NotFound, TooManyRequests
 from sandbox.processes import binaries, children, pki
 from sandbox.processes.apiserver import ApiServer, private_file
 from tests.support.addons.helm import Helm, HelmError
 from tests.support.addons.helmjob import HelmJob, JobOptions
+from tests.support.resources import HELM_CHART_CONFIGS, HELM_CHARTS
 from tests.support.waiting import until
 
 JOBS = Resource("batch", "v1", "jobs", "Job")

@@ -27,7 +27,6 @@ CLASSES = Resource("cluster.x-k8s.io", "v1beta2", "clusterclasses", "ClusterClas
 HARVESTER_CLUSTERS = Resource("infrastructure.cluster.x-k8s.io", "v1beta1", "harvesterclusters", "HarvesterCluster")
 CONTROL_PLANES = Resource("controlplane.cluster.x-k8s.io", "v1beta2", "rke2controlplanes", "RKE2ControlPlane")
 FLEET_CLUSTERS = Resource("fleet.cattle.io", "v1alpha1", "clusters", "Cluster")
-FLEET_BUNDLES = Resource("fleet.cattle.io", "v1alpha1", "bundles", "Bundle")
 GIT_REPOS = Resource("fleet.cattle.io", "v1alpha1", "gitrepos", "GitRepo")
 READY = "AddonBundlesReady"
 START_SECONDS = 60.0

@@ -11,7 +11,6 @@ from pathlib import Path
 import yaml
 
 from caphv.api.object import CONFIG_MAPS, Obj
-from caphv.api.resources import HELM_CHARTS
 from caphv.api.supported import support
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
@@ -24,6 +23,7 @@ from tests.support.addons.helmcontroller import HelmController
 from tests.support.addons.manifests import Addon, DeployController
 from tests.support.addons.realhelmcontroller import RealHelmController, real_helm_controller
 from tests.support.packager.stand_in_charts import Charts
+from tests.support.resources import HELM_CHARTS
 
 GIT_REPO: Obj = {"spec": {"paths": ["clusters/*/*/*"]}}
 WITH_HELM_CONTROLLER = ("rke2", "k3s")

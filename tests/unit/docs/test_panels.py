@@ -64,7 +64,7 @@ def test_a_graph_has_title_axes_and_legend() -> None:
 
 @given(st.lists(st.text("abc", min_size=1, max_size=80), min_size=1, max_size=20))
 def test_a_legend_stays_in_its_panel_and_counts_what_it_leaves_out(names: list[str]) -> None:
-    lines = list(panels._wrapped(names, 300))
+    lines = list(panels._wrap(names, 300))
     shown = [index for line in lines for index, _, _ in line if index >= 0]
     notes = [text for line in lines for index, text, _ in line if index < 0]
     assert shown == list(range(len(shown)))

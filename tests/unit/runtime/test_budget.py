@@ -136,11 +136,11 @@ def test_first_reason_of_a_limit_stays_and_is_reported_once() -> None:
     budget = TimeBudget(clock)
     reported: list[str] = []
     budget.on_limit = lambda: reported.append(budget.limited)
-    budget.broken("one")
-    budget.broken("two")
+    budget.record_violation("one")
+    budget.record_violation("two")
     assert budget.limited == "one"
     clock.now += 601
-    budget.broken("three")
+    budget.record_violation("three")
     assert reported == ["one", "three"]
 
 
@@ -148,7 +148,7 @@ def test_first_reason_of_a_limit_stays_and_is_reported_once() -> None:
 async def test_readers_of_a_server_that_broke_a_bound_share_two_percent_of_the_time() -> None:
     loop = asyncio.get_running_loop()
     budget = TimeBudget(loop.time)
-    budget.broken("a bound")
+    budget.record_violation("a bound")
     began, work = loop.time(), 0.0
 
     async def read() -> None:

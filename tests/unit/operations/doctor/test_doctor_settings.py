@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caphv.api.object import Obj
+from caphv.api.object import STORAGE_CLASSES, Obj
+from caphv.api.resources import LONGHORN_NODES, LONGHORN_RECURRING_JOBS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
 from caphv.runtime.text import load_yaml_all
 from operations.doctor import settings
 from operations.doctor.settings import Exceptions
-from operations.doctor.sharedreading import STORAGE_KINDS, read_settings
+from operations.doctor.sharedreading import read_settings
 from operations.read.harvestersettings import CHART_VERSIONS
 from operations.read.objects import HarvesterObjects
 from operations.status.check import Check, Result
@@ -234,7 +235,8 @@ def test_the_documented_role_grants_what_the_checks_read() -> None:
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    listed = {(kind.group, kind.plural): ({"list"}, set[str]()) for kind in STORAGE_KINDS}
+    storage_kinds = (STORAGE_CLASSES, LONGHORN_NODES, LONGHORN_RECURRING_JOBS)
+    listed = {(kind.group, kind.plural): ({"list"}, set[str]()) for kind in storage_kinds}
     # Harvester lets every account get this one: harvester v1.8.0, pkg/data/rbac.go.
     names = set(settings.READ) - {CHART_VERSIONS}
     assert rights == listed | {("harvesterhci.io", "settings"): ({"get"}, names)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from caphv.api.names import ConditionType
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NamespaceTerminating, NotFound
 from reconciler.blocked import Blocked
 from reconciler.cluster.refusals import block_on_refusal
@@ -15,7 +14,7 @@ WRITE = "create Service team/one"
 
 
 def block(error: ApiError) -> Blocked:
-    with pytest.raises(Blocked) as blocked, block_on_refusal(ConditionType.LOAD_BALANCER_READY, WRITE):
+    with pytest.raises(Blocked) as blocked, block_on_refusal(WRITE):
         raise error
     return blocked.value
 
@@ -34,5 +33,5 @@ def test_a_namespace_that_is_being_deleted_is_awaited_for_seconds() -> None:
 
 
 def test_other_errors_are_the_caller_s() -> None:
-    with pytest.raises(NotFound), block_on_refusal(ConditionType.LOAD_BALANCER_READY, WRITE):
+    with pytest.raises(NotFound), block_on_refusal(WRITE):
         raise NotFound(404, "NotFound", "no namespace")

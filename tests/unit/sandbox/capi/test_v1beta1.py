@@ -15,7 +15,7 @@ from sandbox.cluster import ClusterSpec, manifest
 
 pytestmark = pytest.mark.unit
 
-SHIPPED = clusterclass.shipped_objects("default", "v1beta1")
+SHIPPED = clusterclass.shipped_objects("v1beta1")
 
 
 def versions(node: Any) -> set[str]:
