@@ -29,7 +29,7 @@ from caphv.runtime.errors import ApiError, NotFound, RequestError, Unauthorized,
 from caphv.runtime.kubeconfig import KubeconfigError
 from operations.capacity.poolreader import read_pools
 from operations.doctor import rancher, rights
-from operations.doctor.harvester import MALFORMED, HarvesterFacts, describe_malformed
+from operations.doctor.harvesterfacts import MALFORMED, HarvesterFacts, describe_malformed
 from operations.doctor.management import ManagementFacts
 from operations.doctor.sharedreading import read_shared
 from operations.read.accounts import namespace_of, read_credentials, read_permission

@@ -16,7 +16,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, RequestError
 from caphv.runtime.kubeconfig import KubeconfigError
 from operations.doctor import settings
-from operations.doctor.harvester import MALFORMED, HarvesterFacts
+from operations.doctor.harvesterfacts import MALFORMED, HarvesterFacts
 from operations.doctor.storage import Storage, selectors_of, used_classes
 from operations.read.management import list_all
 from operations.read.servers import HARVESTER_SECONDS, SERVERS_AT_ONCE, answering_client, server_of
