@@ -1,8 +1,8 @@
 """Plan to restore etcd of a cluster from a snapshot: pure.
 
 Restoring needs a shell on the servers, which no controller has. The plan pauses the Cluster, so
-that nothing replaces machines meanwhile, and ends the pause once the cluster works. The scripts
-for the servers are in `operations.change.etcdsteps`.
+that nothing replaces machines meanwhile, and ends the pause once the cluster works. The steps on
+the servers are in `operations.change.etcdsteps`.
 
 A reset gives the server's etcd a new name (k3s-io/k3s `pkg/etcd/etcd.go` `Reset`), which servers
 write on their Nodes (`metadata_controller.go`). So the name tells whether a snapshot was restored.
