@@ -239,6 +239,7 @@ def begin_checks(
     subject = f"Cluster {parts.key}"
     if refusals := list(_refusals(parts.cluster)):
         raise ChangeError(refusals)
+
     checks: list[Check] = []
     if copy is not None and copy.state != READY:
         message = f"snapshot {copy.name} is {copy.state}: {copy.error or 'it cannot be restored'}"
@@ -251,15 +252,8 @@ def begin_checks(
 
     if restore.s3:
         checks += _store_checks(parts, copy, subject)
-    for server in control_planes(cluster):
-        if server.deleting:
-            message = f"Machine {server.name} is being deleted, and is not part of the new cluster"
-            remedy = "Stop it with the others; its deletion continues after --finish"
-            checks.append(Check("machine", subject, Result.WARNING, message, remedy))
-        elif not address_of(server):
-            message = f"Machine {server.name} has no address, so its server cannot be stopped"
-            remedy = "Shut its VM down in Harvester, give --force, and replace it afterwards"
-            checks.append(Check("machine", subject, Result.ERROR, message, remedy))
+    checks += _server_checks(cluster, subject)
+
     if parking.schedule_of(parts.cluster) is not None:
         message = "its schedule may park it as soon as the restore is finished"
         remedy = f"Keep it running afterwards: {_keep_running(parts.key)}"
@@ -269,6 +263,19 @@ def begin_checks(
         remedy = "Stale members alone need no snapshot: " + remedies.REMOVE_MEMBERS(ref=parts.key)
         checks.append(Check("api", subject, Result.WARNING, message, remedy))
     return checks
+
+
+def _server_checks(cluster: Cluster, subject: str) -> Iterator[Check]:
+    """Report the control plane machines that are not as the steps need them."""
+    for server in control_planes(cluster):
+        if server.deleting:
+            message = f"Machine {server.name} is being deleted, and is not part of the new cluster"
+            remedy = "Stop it with the others; its deletion continues after --finish"
+            yield Check("machine", subject, Result.WARNING, message, remedy)
+        elif not address_of(server):
+            message = f"Machine {server.name} has no address, so its server cannot be stopped"
+            remedy = "Shut its VM down in Harvester, give --force, and replace it afterwards"
+            yield Check("machine", subject, Result.ERROR, message, remedy)
 
 
 def finish_checks(
@@ -302,34 +309,50 @@ def finish_checks(
         return [*checks, Check("api", subject, Result.ERROR, message, remedy)]
 
     checks.append(ok("api", subject, "the workload cluster answers"))
-    expected: set[str] = set()
     for machine in cluster.machines:
-        node = node_name(machine)
-        expected.add(node)
         if machine.name == restore.machine:
-            checks.append(_database_check(subject, node, restore, members))
-        if nodes.get(node):
-            if machine.control_plane:
-                checks.append(ok("machine", subject, f"Node {node} is ready"))
-            continue
-        state = "is not ready, or silent since the restore" if node in nodes else "does not exist"
-        message = f"Node {node} of Machine {machine.name} {state}"
-        if machine.name == restore.machine:
-            remedy = "Start its server, and read its log"
-            checks.append(Check("machine", subject, Result.ERROR, message, remedy))
-        else:
-            delete = remedies.DELETE_MACHINE(machine=machine.name, namespace=parts.key.namespace)
-            remedy = f"Start its service again, or replace the machine afterwards: {delete}"
-            # Without the pause, controllers delete servers while etcd has a single member.
-            is_server = machine.control_plane and not machine.deleting
-            result = Result.ERROR if is_server else Result.WARNING
-            checks.append(Check("machine", subject, result, message, remedy))
+            checks.append(_database_check(subject, node_name(machine), restore, members))
+        checks += _node_checks(
+            parts.key, machine, nodes, is_restored=machine.name == restore.machine
+        )
 
+    expected = {node_name(machine) for machine in cluster.machines}
     for node in sorted(nodes.keys() - expected):
         message = f"Node {node} is in the snapshot, but its machine no longer exists"
         remedy = "Delete the Node in the workload cluster"
         checks.append(Check("node", subject, Result.WARNING, message, remedy))
     return checks
+
+
+def _node_checks(
+    cluster: Key, machine: Machine, nodes: Mapping[str, bool], *, is_restored: bool
+) -> Iterator[Check]:
+    """Check that the Node of a machine is ready. A worker whose Node is ready needs no mention.
+
+    :param cluster: the Cluster
+    :param machine: a machine of it
+    :param nodes: the Nodes and whether they are ready
+    :param is_restored: whether the snapshot was restored on this machine
+    """
+    subject = f"Cluster {cluster}"
+    node = node_name(machine)
+    if nodes.get(node):
+        if machine.control_plane:
+            yield ok("machine", subject, f"Node {node} is ready")
+        return
+
+    state = "is not ready, or silent since the restore" if node in nodes else "does not exist"
+    message = f"Node {node} of Machine {machine.name} {state}"
+    if is_restored:
+        remedy = "Start its server, and read its log"
+        yield Check("machine", subject, Result.ERROR, message, remedy)
+        return
+    delete = remedies.DELETE_MACHINE(machine=machine.name, namespace=cluster.namespace)
+    remedy = f"Start its service again, or replace the machine afterwards: {delete}"
+    # Without the pause, controllers delete servers while etcd has a single member.
+    is_server = machine.control_plane and not machine.deleting
+    result = Result.ERROR if is_server else Result.WARNING
+    yield Check("machine", subject, result, message, remedy)
 
 
 def _database_check(subject: str, node: str, restore: Restore, members: Mapping[str, str]) -> Check:
