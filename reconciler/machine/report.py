@@ -20,7 +20,7 @@ from reconciler.machine.growth import describe_size, is_growing, updated_message
 from reconciler.machine.images import ResolvedImage
 from reconciler.machine.inplace import is_update_in_progress
 from reconciler.machine.placement import domain_requirement
-from reconciler.machine.scope import MachineScope
+from reconciler.machine.scope import MachineScope, ProvisioningScope
 from reconciler.machine.validation import InvalidSpecError
 from reconciler.machine.vm import can_grow, virtual_machine
 from reconciler.machine.vminputs import disk_images, inputs_of
@@ -90,7 +90,7 @@ def _log_once(scope: MachineScope, text: str) -> None:
         log.info("%s", text)
 
 
-def report_drift(scope: MachineScope, vm: Obj, vmi: Obj | None, refusal: str = "") -> None:
+def report_drift(scope: ProvisioningScope, vm: Obj, vmi: Obj | None, refusal: str = "") -> None:
     """Set condition `VMUpToDate`, with an Event for a new difference.
 
     Requeues a machine whose VM differs when an image of Harvester changes.
@@ -161,7 +161,7 @@ def _compared_version(
     )
 
 
-def _differences(scope: MachineScope, vm: Obj) -> str:
+def _differences(scope: ProvisioningScope, vm: Obj) -> str:
     """Describe how the VM differs from the machine's spec; empty if it does not."""
     try:
         inputs = inputs_of(scope, vm)

@@ -28,6 +28,7 @@ class MachineScope:
 
     :param obj: the HarvesterMachine
     :param machine: the Machine; like the next two, it may be missing while a machine is deleted
+        (see `ProvisioningScope`)
     :param cluster: the Cluster of the machine
     :param harvester_cluster: the HarvesterCluster of the Cluster
     :param draft: the status that the reconcile writes at its end
@@ -267,3 +268,12 @@ class MachineScope:
         )
         informer.observe(self.obj)
         self.draft.rebase(self.obj)
+
+
+@dataclass(slots=True)
+class ProvisioningScope(MachineScope):
+    """Scope of a machine that is not being deleted, and whose Machine and Cluster exist."""
+
+    machine: Obj
+    cluster: Obj
+    cluster_key: Key = field(init=False)

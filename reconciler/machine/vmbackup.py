@@ -70,11 +70,12 @@ async def back_up_replaced(scope: MachineScope, vm: Obj) -> None:
 
     Raises `Blocked` while the backup is made, `ApiError` and `Unreachable` for a retry.
     """
-    policy = backup_policy(scope.cluster_spec)
-    if scope.memory.backup_ended or being_deleted(vm):
+    harvester_cluster = scope.harvester_cluster
+    if harvester_cluster is None or scope.memory.backup_ended or being_deleted(vm):
         return
+    policy = backup_policy(scope.cluster_spec)
     if policy is None or (scope.cluster is not None and being_deleted(scope.cluster)):
-        await _abandon(scope, vm)
+        await _abandon(scope, harvester_cluster, vm)
         return
     if annotations_of(scope.obj).get(names.VM_BACKUP_ANNOTATION) == _GIVEN_UP:
         scope.memory.backup_ended = True
@@ -82,9 +83,9 @@ async def back_up_replaced(scope: MachineScope, vm: Obj) -> None:
     if not _is_replaced(scope):
         return
 
-    problem, backup = await _ensure_backup(scope, policy)
+    problem, backup = await _ensure_backup(scope, harvester_cluster, policy)
     if backup is not None and is_ready(backup, uid_of(vm)):
-        _end(scope)
+        _end(scope, harvester_cluster)
         scope.event(
             "VMBackedUp",
             f"VirtualMachineBackup {key_of(backup)} on Harvester has the disks of this machine",
@@ -104,7 +105,7 @@ async def back_up_replaced(scope: MachineScope, vm: Obj) -> None:
     problem = problem or f"it was not ready after {policy.seconds} s"
     await _delete_unfinished(scope, scope.memory.backup_uid)
     await scope.patch({"metadata": {"annotations": {names.VM_BACKUP_ANNOTATION: _GIVEN_UP}}})
-    _end(scope, problem)
+    _end(scope, harvester_cluster, problem)
     scope.warning_event(
         "VMBackupFailed",
         f"deleting the VM without a backup: {problem}; the disks of this machine are lost",
@@ -151,12 +152,13 @@ def _is_replaced(scope: MachineScope) -> bool:
     return is_replaced(machine, cluster, others)
 
 
-async def _ensure_backup(scope: MachineScope, policy: BackupPolicy) -> tuple[str, Obj | None]:
+async def _ensure_backup(
+    scope: MachineScope, harvester_cluster: Obj, policy: BackupPolicy
+) -> tuple[str, Obj | None]:
     """Create the backup if it does not exist; return what is wrong with it, and the backup."""
-    assert scope.harvester_cluster is not None  # noqa: S101 - it has the policy
     client = scope.session().client
     name = backup_name(scope.name)
-    owner = scope.context.owner(resources.HARVESTER_CLUSTERS.kind, scope.harvester_cluster)
+    owner = scope.context.owner(resources.HARVESTER_CLUSTERS.kind, harvester_cluster)
     try:
         try:
             backup = await client.get(resources.VM_BACKUPS, name, scope.target_namespace)
@@ -170,7 +172,7 @@ async def _ensure_backup(scope: MachineScope, policy: BackupPolicy) -> tuple[str
     except REFUSALS as error:
         return describe_refusal(scope.target_namespace, error), None
 
-    if not _is_ours(scope, backup):
+    if ownership_of(backup, owner) is not Ownership.OURS:
         return f"VirtualMachineBackup {name} of another owner has the name: delete it", None
     scope.memory.backup_uid = uid_of(backup)
     return plain(backup_problem(backup), _LONGEST_REASON), backup
@@ -194,13 +196,6 @@ def _poll_seconds(waited: float) -> float:
     return max(_SHORTEST_POLL, min(_LONGEST_POLL, waited / 10))
 
 
-def _is_ours(scope: MachineScope, backup: Obj) -> bool:
-    """Return whether a backup has the record of the machine's cluster."""
-    assert scope.harvester_cluster is not None  # noqa: S101 - it has, or had, the policy
-    owner = scope.context.owner(resources.HARVESTER_CLUSTERS.kind, scope.harvester_cluster)
-    return ownership_of(backup, owner) is Ownership.OURS
-
-
 def describe_refusal(target_namespace: str, error: ApiError) -> str:
     """Return why Harvester refuses a backup, and the remedy."""
     reason = plain(error.message, _LONGEST_REASON)
@@ -219,9 +214,9 @@ def _describe_wait(scope: MachineScope, policy: BackupPolicy, problem: str) -> s
     )
 
 
-async def _abandon(scope: MachineScope, vm: Obj) -> None:
+async def _abandon(scope: MachineScope, harvester_cluster: Obj, vm: Obj) -> None:
     """Delete an unfinished backup after the field or the Cluster was deleted meanwhile."""
-    reported = list_at(scope.harvester_cluster, "status", "conditions")
+    reported = list_at(harvester_cluster, "status", "conditions")
     had_field = get_condition(reported, ConditionType.CONTROL_PLANE_BACKUPS_READY) is not None
     if not had_field or not scope.control_plane:
         return
@@ -232,9 +227,10 @@ async def _abandon(scope: MachineScope, vm: Obj) -> None:
         )
     except REFUSALS:
         return
-    if not is_ready(backup, uid_of(vm)) and _is_ours(scope, backup):
+    owner = scope.context.owner(resources.HARVESTER_CLUSTERS.kind, harvester_cluster)
+    if not is_ready(backup, uid_of(vm)) and ownership_of(backup, owner) is Ownership.OURS:
         await _delete_unfinished(scope, uid_of(backup))
-        _end(scope)
+        _end(scope, harvester_cluster)
 
 
 async def _delete_unfinished(scope: MachineScope, uid: str) -> None:
@@ -254,11 +250,10 @@ async def _delete_unfinished(scope: MachineScope, uid: str) -> None:
         return
 
 
-def _end(scope: MachineScope, problem: str = "") -> None:
+def _end(scope: MachineScope, harvester_cluster: Obj, problem: str = "") -> None:
     """Remember that the VM can be deleted, and have its cluster report the backup."""
     scope.memory.backup_ended = True
-    assert scope.harvester_cluster is not None  # noqa: S101 - it has the policy
-    memory = scope.context.memory.cluster(scope.harvester_cluster)
+    memory = scope.context.memory.cluster(harvester_cluster)
     memory.backups = None
     memory.backup_failure = f"machine {scope.name}: {problem}" if problem else ""
-    scope.context.queues.clusters.add(key_of(scope.harvester_cluster))
+    scope.context.queues.clusters.add(key_of(harvester_cluster))
