@@ -75,7 +75,7 @@ async def keep_backups(scope: ClusterScope) -> None:
             backups = await _delete_surplus(scope, backups, policy, in_progress)
             await _rehearse(scope, candidate)
     except REFUSALS as error:
-        memory.backups = check
+        memory.backups.check = check
         if policy is not None:
             _report_refusal(scope, error)
         return
@@ -83,7 +83,7 @@ async def keep_backups(scope: ClusterScope) -> None:
     existing = {text_at(backup, "metadata", "name") for backup in backups}
     pending = frozenset(name for name in in_progress if backup_name(name) in existing)
     refused = policy is not None and bool(surplus(backups, in_progress, policy.keep))
-    memory.backups = replace(check, pending=pending, refused=refused)
+    memory.backups.check = replace(check, pending=pending, refused=refused)
     if refused:
         scope.requeue_within(_REFUSED_SECONDS)
     _report(scope, policy, backups)
@@ -137,9 +137,9 @@ def _may_recover(scope: ClusterScope) -> bool:
     """Return whether server faults have not lasted too long to retry a deletion."""
     memory = scope.memory
     current_time = time.monotonic()
-    if memory.backup_faults_since is None:
-        memory.backup_faults_since = current_time
-    return current_time - memory.backup_faults_since < _FAULT_SECONDS
+    if memory.backups.faults_since is None:
+        memory.backups.faults_since = current_time
+    return current_time - memory.backups.faults_since < _FAULT_SECONDS
 
 
 async def _owned_backups(scope: ClusterScope) -> list[Obj]:
@@ -189,7 +189,7 @@ def _in_progress(scope: ClusterScope) -> frozenset[str]:
     return frozenset(
         key_of(machine).name
         for machine in scope.context.caches.machines_of(scope.cluster)
-        if not scope.context.memory.machine(machine).backup_ended
+        if not scope.context.memory.machine(machine).backup.ended
     )
 
 
@@ -197,7 +197,7 @@ def _is_known(
     scope: ClusterScope, policy: BackupPolicy | None, in_progress: frozenset[str]
 ) -> bool:
     """Return whether the last check still says what there is; requeue if it has to be repeated."""
-    check = scope.memory.backups
+    check = scope.memory.backups.check
     if check is None or check.policy != policy or not check.pending <= in_progress:
         return False
     if wants_adoption(scope.obj):
@@ -297,7 +297,7 @@ def _report(scope: ClusterScope, policy: BackupPolicy | None, backups: list[Obj]
         return
 
     kept = _described(backups) if backups else "no machine was replaced yet"
-    failure = scope.memory.backup_failure
+    failure = scope.memory.backups.failure
     if failure:
         message = f"the VM was deleted without a backup: {failure}; backups: {kept}"
         scope.draft.set_false(_CONDITION, Reason.BACKUP_FAILED, message)

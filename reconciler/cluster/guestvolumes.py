@@ -50,6 +50,7 @@ from reconciler import triggers
 from reconciler.blocked import Blocked
 from reconciler.cluster.guestbalancers import guest_of, is_forced
 from reconciler.cluster.scope import ClusterScope
+from reconciler.memory.cluster import RefusedDeletion
 from reconciler.triggers import Delay, Watched
 
 log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ def is_learning(scope: ClusterScope) -> bool:
 
     Requeues the cluster at the end of that time, and then emits an Event.
     """
-    if not deletes_volumes(scope) or scope.memory.guest_recorded or is_forced(scope):
+    if not deletes_volumes(scope) or scope.memory.volumes.recorded or is_forced(scope):
         return False
     if scope.context.workloads.reclaim_policies(scope.cluster_key) is not None:
         return False
@@ -143,8 +144,8 @@ def is_learning(scope: ClusterScope) -> bool:
 
 def finish_recording(scope: ClusterScope) -> None:
     """Release the VMs of a deleted cluster: nothing else depends on their proof."""
-    if _is_deleted(scope) and not scope.memory.guest_recorded and not is_learning(scope):
-        scope.memory.guest_recorded = True
+    if _is_deleted(scope) and not scope.memory.volumes.recorded and not is_learning(scope):
+        scope.memory.volumes.recorded = True
         scope.context.topics.notify(triggers.guest_parts(scope.key))
 
 
@@ -176,15 +177,15 @@ async def delete_volumes(scope: ClusterScope) -> None:
 
 def _require_accepted(scope: ClusterScope, refused: list[Obj]) -> None:
     """Raise `Blocked` while Harvester may still accept a deletion that it has refused."""
-    refusals = [scope.memory.refused_volumes[uid_of(claim)] for claim in refused]
-    elapsed = [time.monotonic() - since for since, _ in refusals]
+    refusals = [scope.memory.volumes.refused[uid_of(claim)] for claim in refused]
+    elapsed = [time.monotonic() - refusal.since for refusal in refusals]
     if min(elapsed, default=_REFUSED_SECONDS) < _REFUSED_SECONDS:
         raise Blocked(
             ConditionType.INFRASTRUCTURE_READY,
             Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
             f"Harvester does not delete {_list_names(refused)} of the guest, in namespace "
             f"{scope.target_namespace}; that is tried again for {_REFUSED_SECONDS:.0f} s: "
-            f"{refusals[0][1]}",
+            f"{refusals[0].message}",
             Watched.VM,
             Delay(_NEXT_ATTEMPT),
         )
@@ -198,8 +199,9 @@ def report_kept_volumes(scope: ClusterScope) -> None:
         if being_deleted(claim):
             remaining.append(claim)
         else:
-            _, refusal = scope.memory.refused_volumes.get(uid_of(claim), (0.0, ""))
-            kept[_why_kept(scope, claim) or f"Harvester refused: {refusal}"].append(claim)
+            refusal = scope.memory.volumes.refused.get(uid_of(claim))
+            message = refusal.message if refusal else ""
+            kept[_why_kept(scope, claim) or f"Harvester refused: {message}"].append(claim)
 
     if remaining:
         scope.warning_event(
@@ -273,7 +275,7 @@ async def _record(
     if deletes_volumes(scope) and policies is not None:
         # Without its volume, nothing says that it may be deleted.
         changes[names.RECLAIM_POLICY_ANNOTATION] = policies.get(name)
-    unrecorded = scope.memory.unrecorded_claims
+    unrecorded = scope.memory.volumes.unrecorded_claims
     if all(annotations.get(key) == value for key, value in changes.items()):
         if policies is not None or not deletes_volumes(scope):
             unrecorded.discard(uid_of(claim))
@@ -311,7 +313,7 @@ def _why_kept(scope: ClusterScope, claim: Obj) -> str:
         return "the deletion is forced"
     if not deletes_volumes(scope):
         return f"guestVolumes is not {DELETE}"
-    if uid_of(claim) in scope.memory.unrecorded_claims:
+    if uid_of(claim) in scope.memory.volumes.unrecorded_claims:
         return "has a reclaim policy that could not be recorded"
     used = used_claims(scope.namespace().vms.store)
     return why_kept(claim, scope.owner, used)
@@ -337,9 +339,11 @@ async def _delete(scope: ClusterScope, claim: Obj) -> bool:
         return True
     except (Conflict, Invalid) as error:
         log.info("Harvester does not delete PersistentVolumeClaim %s: %s", key, error)
-        refusals = scope.memory.refused_volumes
-        since, _ = refusals.get(uid_of(claim), (time.monotonic(), ""))
-        refusals[uid_of(claim)] = since, one_line(str(error))[:_MAX_REASON]
+        refusals = scope.memory.volumes.refused
+        former = refusals.get(uid_of(claim))
+        since = former.since if former else time.monotonic()
+        message = one_line(str(error))[:_MAX_REASON]
+        refusals[uid_of(claim)] = RefusedDeletion(since, message)
         return False
     informer.observe_deletion(*key, answer)
     policy = reclaim_policy(claim)

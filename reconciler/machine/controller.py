@@ -44,7 +44,7 @@ from reconciler.machine.node import initialize_node, set_provider_id
 from reconciler.machine.report import report_drift
 from reconciler.machine.running import wait_for_running_vm
 from reconciler.machine.scope import MachineScope, ProvisioningScope
-from reconciler.memory import GRACE_SECONDS
+from reconciler.memory.periods import GRACE_SECONDS
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Watched
 
@@ -170,7 +170,7 @@ class MachineReconciler:
         # Transient states end within seconds, and writing each of them would cost a request.
         debounce = 0.0
         if not blocked.warn:
-            debounce = scope.memory.debounce(
+            debounce = scope.memory.transient.remaining(
                 GRACE_SECONDS if blocked.unknown else _DEBOUNCE_SECONDS
             )
         if not debounce:
@@ -265,7 +265,7 @@ class MachineReconciler:
         ):
             scope.draft.set_true(condition)
         scope.draft.set_ready(ready=True)
-        scope.memory.end_transient()
+        scope.memory.transient.end()
         if not was_ready:
             # Cluster API waits for this status, and the following steps use APIs that may be slow.
             await self._write(scope)

@@ -68,7 +68,7 @@ async def delete_disks(scope: MachineScope, namespace: TargetNamespace, *, is_ou
     # Harvester refuses to delete disks that another VM uses.
     others = claims_of_others(scope, namespace, is_ours=is_ours)
     disks = [claim for claim in disks if claim["metadata"]["name"] not in others]
-    deleted_at = scope.memory.vm_deleted_at
+    deleted_at = scope.memory.deletion.vm_deleted_at
     if disks and deleted_at is not None and time.monotonic() - deleted_at < _DELETION_SECONDS:
         # Harvester is deleting the disks with the VM, and a second request would gain nothing.
         raise _waiting_for_disks(scope, disks, Delay(_DELETION_SECONDS))

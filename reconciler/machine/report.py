@@ -25,6 +25,7 @@ from reconciler.machine.validation import InvalidSpecError
 from reconciler.machine.vm import can_grow, virtual_machine
 from reconciler.machine.vminputs import disk_images, inputs_of
 from reconciler.machine.vmstatus import addresses
+from reconciler.memory.machine import Comparison, Placement
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def _report_host(scope: MachineScope, recorded: Obj, vmi: Obj, host: str) -> Non
         # Memory is newer than the status, because a status with a transient state is written later.
         # An adopted VM has no earlier instance.
         old_instance, old_host = scope.memory.placed
-    scope.memory.placed = (instance, host)
+    scope.memory.placed = Placement(instance, host)
 
     if old_instance not in (None, instance):
         origin = f", previously on {old_host}" if old_host not in (None, host) else ""
@@ -108,11 +109,10 @@ def report_drift(scope: ProvisioningScope, vm: Obj, vmi: Obj | None, refusal: st
     images = disk_images(scope, vm)
     # The comparison is costly, so it is repeated only after one of its inputs has changed.
     version = _compared_version(scope, vm, images)
-    compared, message = scope.memory.drift or (None, "")
-    if compared != version:
-        message = _differences(scope, vm)
-        scope.memory.drift = (version, message)
+    if scope.memory.drift is None or scope.memory.drift.version != version:
+        scope.memory.drift = Comparison(version, _differences(scope, vm))
 
+    message = scope.memory.drift.difference
     if not message:
         changed_image.cancel()
         _report_equal_vm(scope, vm, vmi)

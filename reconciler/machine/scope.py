@@ -17,7 +17,7 @@ from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.session import Session
 from reconciler.harvester.topology import unpublished_domains
 from reconciler.harvester.views import TargetNamespace
-from reconciler.memory import MachineMemory
+from reconciler.memory.machine import MachineMemory
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Subscription, Trigger, Watched
 

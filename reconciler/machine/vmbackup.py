@@ -71,14 +71,14 @@ async def back_up_replaced(scope: MachineScope, vm: Obj) -> None:
     Raises `Blocked` while the backup is made, `ApiError` and `Unreachable` for a retry.
     """
     harvester_cluster = scope.harvester_cluster
-    if harvester_cluster is None or scope.memory.backup_ended or being_deleted(vm):
+    if harvester_cluster is None or scope.memory.backup.ended or being_deleted(vm):
         return
     policy = backup_policy(scope.cluster_spec)
     if policy is None or (scope.cluster is not None and being_deleted(scope.cluster)):
         await _abandon(scope, harvester_cluster, vm)
         return
     if annotations_of(scope.obj).get(names.VM_BACKUP_ANNOTATION) == _GIVEN_UP:
-        scope.memory.backup_ended = True
+        scope.memory.backup.ended = True
         return
     if not _is_replaced(scope):
         return
@@ -103,7 +103,7 @@ async def back_up_replaced(scope: MachineScope, vm: Obj) -> None:
         )
 
     problem = problem or f"it was not ready after {policy.seconds} s"
-    await _delete_unfinished(scope, scope.memory.backup_uid)
+    await _delete_unfinished(scope, scope.memory.backup.uid)
     await scope.patch({"metadata": {"annotations": {names.VM_BACKUP_ANNOTATION: _GIVEN_UP}}})
     _end(scope, harvester_cluster, problem)
     scope.warning_event(
@@ -123,15 +123,15 @@ async def _remaining_seconds(
 
     memory = scope.memory
     current_time = time.monotonic()
-    answered_at = memory.backup_answered_at
+    answered_at = memory.backup.answered_at
     if answered_at is None or current_time - answered_at > _OUTAGE_SECONDS:
-        memory.backup_answers_since = current_time
-    memory.backup_answered_at = current_time
+        memory.backup.answers_since = current_time
+    memory.backup.answered_at = current_time
 
     recovery = min(_RECOVERY_SECONDS, policy.seconds)
     return max(
         policy.seconds - seconds_since(begun),
-        recovery - (current_time - memory.backup_answers_since),
+        recovery - (current_time - memory.backup.answers_since),
     )
 
 
@@ -174,7 +174,7 @@ async def _ensure_backup(
 
     if ownership_of(backup, owner) is not Ownership.OURS:
         return f"VirtualMachineBackup {name} of another owner has the name: delete it", None
-    scope.memory.backup_uid = uid_of(backup)
+    scope.memory.backup.uid = uid_of(backup)
     return plain(backup_problem(backup), _LONGEST_REASON), backup
 
 
@@ -252,8 +252,8 @@ async def _delete_unfinished(scope: MachineScope, uid: str) -> None:
 
 def _end(scope: MachineScope, harvester_cluster: Obj, problem: str = "") -> None:
     """Remember that the VM can be deleted, and have its cluster report the backup."""
-    scope.memory.backup_ended = True
+    scope.memory.backup.ended = True
     memory = scope.context.memory.cluster(harvester_cluster)
-    memory.backups = None
-    memory.backup_failure = f"machine {scope.name}: {problem}" if problem else ""
+    memory.backups.check = None
+    memory.backups.failure = f"machine {scope.name}: {problem}" if problem else ""
     scope.context.queues.clusters.add(key_of(harvester_cluster))

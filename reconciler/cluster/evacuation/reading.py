@@ -74,6 +74,7 @@ from reconciler.cluster.parking.reading import boot_id, run_strategy
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.topology import host_name
 from reconciler.machine.placement import avoided_hosts
+from reconciler.memory.cluster import StageRecord
 
 _VM_RECORDS = {AVOIDED_HOSTS_ANNOTATION, EVACUATED_STRATEGY_ANNOTATION}
 _MAX_STATUS = 64
@@ -142,7 +143,7 @@ def has_work(scope: ClusterScope) -> bool:
 def forget_ended_drains(scope: ClusterScope) -> None:
     """Forget the start of drains that have ended. Raises `Blocked`."""
     hosts = scope.require_session().hosts
-    drained_since = scope.memory.drained_since
+    drained_since = scope.memory.evacuation.drained_since
     for machine_name, name in list(drained_since):
         host = hosts.get("", name)
         if host is None or not evacuation.is_in_maintenance(host):
@@ -160,7 +161,7 @@ async def observe(scope: ClusterScope, *, may_not_hold: bool) -> Observation:
 
     movers = moving_vms(observed.state.vms)
     names = {vm.name for vm in movers}
-    for memory in (scope.memory.evacuation_stages, scope.memory.evacuation_reviews):
+    for memory in (scope.memory.evacuation.stages, scope.memory.evacuation.reviews):
         for name in memory.keys() - names:
             del memory[name]
 
@@ -196,7 +197,7 @@ async def _observe_mover(
 
 async def _review(scope: ClusterScope, observed: Observation, vms: Iterable[EvacuatedVm]) -> None:
     """Check whether these machines would find another host, and add their obstacles."""
-    scope.memory.evacuation_uncounted = await obstacles.review(scope, observed.vms, vms)
+    scope.memory.evacuation.uncounted = await obstacles.review(scope, observed.vms, vms)
     reviewed = obstacles.recall(scope.memory, observed.state.vms)
     observed.state = replace(observed.state, vms=reviewed)
 
@@ -366,7 +367,7 @@ def _needs_hold(scope: ClusterScope, machine_name: str, host: str) -> bool:
     if node is None or not may_be_migrating_guests(node):
         return False
     current_time = time.monotonic()
-    since = scope.memory.drained_since.setdefault((machine_name, host), current_time)
+    since = scope.memory.evacuation.drained_since.setdefault((machine_name, host), current_time)
     return current_time - since < HOLD_SECONDS
 
 
@@ -379,11 +380,11 @@ def _is_late(scope: ClusterScope, vm: EvacuatedVm) -> bool:
     """Return whether the present stage of a move has taken longer than `STAGE_SECONDS`."""
     stage = stage_of(vm)
     current_time = time.monotonic()
-    last_stage, since = scope.memory.evacuation_stages.get(vm.name, ("", 0.0))
-    if last_stage != stage.name:
-        scope.memory.evacuation_stages[vm.name] = (stage.name, current_time)
+    last = scope.memory.evacuation.stages.get(vm.name)
+    if last is None or last.name != stage.name:
+        scope.memory.evacuation.stages[vm.name] = StageRecord(stage.name, current_time)
         return False
-    return current_time - since >= STAGE_SECONDS[stage]
+    return current_time - last.since >= STAGE_SECONDS[stage]
 
 
 def _is_forced(scope: ClusterScope, vm: EvacuatedVm) -> bool:
