@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from caphv.api import names, parking, remedies
 from caphv.api.counting import name_some
@@ -58,6 +59,13 @@ class Restore:
     paused: bool = True
 
 
+class Choice(NamedTuple):
+    """A restore, and the record of its snapshot; None for a file without a record."""
+
+    restore: Restore
+    copy: EtcdSnapshot | None
+
+
 def restore_of(cluster: Obj) -> Restore | None:
     """Return the restore that a Cluster records; None if none has begun.
 
@@ -98,7 +106,7 @@ def choose(
     snapshot: str,
     machine: str,
     snapshots: Sequence[EtcdSnapshot] | None,
-) -> tuple[Restore, EtcdSnapshot | None]:
+) -> Choice:
     """Return which snapshot to restore on which machine, and its record.
 
     Raises `ChangeError`.
@@ -116,10 +124,10 @@ def choose(
     if snapshot.startswith("/") or not is_name(snapshot):
         if not is_path(snapshot):
             raise ChangeError([f"{snapshot!r} is no absolute path of a file, and no name of one"])
-        return Restore(snapshot, False, machine or _only(servers)), None
+        return Choice(Restore(snapshot, False, machine or _only(servers)), None)
     if snapshots is None:
         # A name alone means the store, because files have paths.
-        return Restore(snapshot, True, machine or _only(servers)), None
+        return Choice(Restore(snapshot, True, machine or _only(servers)), None)
 
     copies = [copy for copy in snapshots if copy.name == snapshot]
     if not copies:
@@ -134,10 +142,10 @@ def choose(
     local = [copy for copy in copies if not copy.s3]
     for copy in local:
         if machine and owners.get(copy.node) == machine:
-            return Restore(copy.path, False, machine), copy
+            return Choice(Restore(copy.path, False, machine), copy)
     for copy in copies:
         if copy.s3:
-            return Restore(copy.name, True, machine or _readiest(servers)), copy
+            return Choice(Restore(copy.name, True, machine or _readiest(servers)), copy)
 
     copy = local[0]
     owner = owners.get(copy.node, "")
@@ -145,7 +153,7 @@ def choose(
         where = f"on Node {copy.node} only"
         remedy = f"leave --on away: that is Machine {owner}" if owner else "choose another one"
         raise ChangeError([f"snapshot {snapshot} is {where}: {remedy}"])
-    return Restore(copy.path, False, owner), copy
+    return Choice(Restore(copy.path, False, owner), copy)
 
 
 def identify(
