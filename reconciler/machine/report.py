@@ -12,6 +12,7 @@ from collections.abc import Hashable, Mapping
 from caphv.api import names
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, annotations_of, at, text_at, uid_of
+from caphv.api.vmdifferences import INVALID_SPEC
 from reconciler import triggers
 from reconciler.harvester.topology import domain_of_host
 from reconciler.machine.diskgrowth import pending_disks
@@ -137,7 +138,6 @@ def _report_equal_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> None:
         message = f"Harvester changes disks of the VM: {'; '.join(pending)}"
         scope.draft.set_false(condition, Reason.VM_UPDATING, message)
     else:
-        # The runtime extension compares the message with the spec that Cluster API wants.
         scope.draft.set_true(condition, updated_message(scope.spec))
 
 
@@ -167,7 +167,7 @@ def _differences(scope: ProvisioningScope, vm: Obj) -> str:
         inputs = inputs_of(scope, vm)
         differences = drift(virtual_machine(inputs), vm, inputs.requirement)
     except InvalidSpecError as error:
-        return f"the machine's spec is not valid for a VM: {error}"
+        return f"{INVALID_SPEC} for a VM: {error}"
     if not differences:
         return ""
     return f"{'; '.join(differences)}: correct the VM on Harvester, or replace the machine"
