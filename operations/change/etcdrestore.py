@@ -21,7 +21,7 @@ from typing import NamedTuple
 from caphv.api import names, parking, remedies
 from caphv.api.counting import name_some
 from caphv.api.names import ETCD_RESTORE_ANNOTATION
-from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of
+from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of, list_at
 from caphv.runtime.text import TextError, load_json, load_yaml
 from operations.change.changes import Change, ChangeError, Plan, patch_of
 from operations.change.etcdsteps import address_of, control_planes
@@ -443,8 +443,7 @@ def _store_of(control_plane: Obj | None) -> tuple[str, str] | None:
     if isinstance(store, dict):
         return str(store.get("bucket") or ""), str(store.get("folder") or "").strip("/")
 
-    files = at(control_plane, "spec", "kthreesConfigSpec", "files")
-    for file in files if isinstance(files, list) else ():
+    for file in list_at(control_plane, "spec", "kthreesConfigSpec", "files"):
         if not str(at(file, "path") or "").endswith(_SNAPSHOT_FILE):
             continue
         try:
