@@ -1,7 +1,7 @@
 """Keep the newest backups of replaced control plane machines, and report them.
 
 The machines make them (`reconciler.machine.vmbackup`). They are listed after a start of the
-provider, and after each replaced machine. A dry run of a backup tells before an upgrade what would
+provider, and after each replaced machine. A dry run of a backup shows before an upgrade what would
 fail: a missing right, no backup target, or a storage driver without backups.
 """
 
@@ -64,7 +64,7 @@ async def keep_backups(scope: ClusterScope) -> None:
         return  # before the first machine runs, there is nothing to back up
 
     in_progress = _in_progress(scope)
-    if _is_known(scope, policy, in_progress):
+    if _reuse_check(scope, policy, in_progress):
         return
     memory = scope.memory
     requested = annotations_of(scope.obj).get(RECONCILE_AT_ANNOTATION, "")
@@ -114,7 +114,7 @@ async def delete_backups(scope: ClusterScope) -> None:
             if being_deleted(backup) or not await _request_deletion(scope, backup)
         ]
     except REFUSALS as error:
-        if isinstance(error, ServerFault) and _may_recover(scope):
+        if isinstance(error, ServerFault) and _record_fault(scope) < _FAULT_SECONDS:
             raise
         # The right is optional, and a deletion must not depend on it.
         refusal = describe_refusal(scope.target_namespace, error)
@@ -133,13 +133,13 @@ async def delete_backups(scope: ClusterScope) -> None:
         )
 
 
-def _may_recover(scope: ClusterScope) -> bool:
-    """Return whether server faults have not lasted too long to retry a deletion."""
+def _record_fault(scope: ClusterScope) -> float:
+    """Record a server fault, and return for how many seconds faults have lasted."""
     memory = scope.memory
     current_time = time.monotonic()
     if memory.backups.faults_since is None:
         memory.backups.faults_since = current_time
-    return current_time - memory.backups.faults_since < _FAULT_SECONDS
+    return current_time - memory.backups.faults_since
 
 
 async def _owned_backups(scope: ClusterScope) -> list[Obj]:
@@ -193,10 +193,10 @@ def _in_progress(scope: ClusterScope) -> frozenset[str]:
     )
 
 
-def _is_known(
+def _reuse_check(
     scope: ClusterScope, policy: BackupPolicy | None, in_progress: frozenset[str]
 ) -> bool:
-    """Return whether the last check still says what there is; requeue if it has to be repeated."""
+    """Return whether the last check still holds, and requeue for the time when it does not."""
     check = scope.memory.backups.check
     if check is None or check.policy != policy or not check.pending <= in_progress:
         return False

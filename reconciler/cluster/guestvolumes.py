@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from caphv.api import names
 from caphv.api.conditions import seconds_since
@@ -111,14 +111,14 @@ async def record_volumes(scope: ClusterScope) -> bool:
         claim = claims.get(scope.target_namespace, name)
         if claim is None:
             if records_all:
-                scope.requeue_within(_RETRY)  # it does not exist, or an event tells of it soon
+                scope.requeue_within(_RETRY)  # it does not exist, or its event comes soon
         elif not being_deleted(claim) and (records_all or proof_entries(claim)):
             complete &= await _record(scope, guest, claim, users.get(name, []), policies)
     return complete
 
 
-def is_learning(scope: ClusterScope) -> bool:
-    """Whether a deleted cluster still waits for the last report of its workload API.
+def _wait_for_last_report(scope: ClusterScope) -> bool:
+    """Return whether a deleted cluster still waits for the last report of its workload API.
 
     Requeues the cluster at the end of that time, and then emits an Event.
     """
@@ -144,7 +144,9 @@ def is_learning(scope: ClusterScope) -> bool:
 
 def finish_recording(scope: ClusterScope) -> None:
     """Release the VMs of a deleted cluster: nothing else depends on their proof."""
-    if _is_deleted(scope) and not scope.memory.volumes.recorded and not is_learning(scope):
+    if not _is_deleted(scope) or scope.memory.volumes.recorded:
+        return
+    if not _wait_for_last_report(scope):
         scope.memory.volumes.recorded = True
         scope.context.topics.notify(triggers.guest_parts(scope.key))
 
@@ -264,20 +266,16 @@ async def _record(
     :param users: the VMs that have it
     :param policies: reclaim policies that the workload cluster reports; None if it does not answer
     """
-    name = claim["metadata"]["name"]
-    annotations = annotations_of(claim)
     entries = volume_entries(claim, guest, users)
     if not entries:
         return True
-    changes: dict[str, str | None] = {**proof_annotations(claim, entries)}
-    if not (deletes_volumes(scope) and proof_entries(claim)):
-        changes[names.RECLAIM_POLICY_ANNOTATION] = None  # or the policy of what it is a copy of
-    if deletes_volumes(scope) and policies is not None:
-        # Without its volume, nothing says that it may be deleted.
-        changes[names.RECLAIM_POLICY_ANNOTATION] = policies.get(name)
+
+    name = claim["metadata"]["name"]
     unrecorded = scope.memory.volumes.unrecorded_claims
-    if all(annotations.get(key) == value for key, value in changes.items()):
-        if policies is not None or not deletes_volumes(scope):
+    is_policy_known = policies is not None or not deletes_volumes(scope)
+    changes = _missing_annotations(scope, claim, entries, policies)
+    if not changes:
+        if is_policy_known:
             unrecorded.discard(uid_of(claim))
         return uid_of(claim) not in unrecorded
 
@@ -296,10 +294,33 @@ async def _record(
         unrecorded.add(uid_of(claim))
         scope.requeue_within(_NEXT_ATTEMPT if isinstance(error, Conflict) else _retry(scope))
         return False
-    if policies is not None or not deletes_volumes(scope):
+    if is_policy_known:
         unrecorded.discard(uid_of(claim))
     scope.namespace().claims.observe(recorded)
     return uid_of(claim) not in unrecorded
+
+
+def _missing_annotations(
+    scope: ClusterScope, claim: Obj, entries: Iterable[str], policies: dict[str, str] | None
+) -> dict[str, str | None]:
+    """Return proof and reclaim policy as a claim has to record them; empty if it does.
+
+    :param scope: of the cluster
+    :param claim: the claim
+    :param entries: the guests that the claim has had
+    :param policies: reclaim policies that the workload cluster reports; None if it does not answer
+    """
+    annotations: dict[str, str | None] = {**proof_annotations(claim, entries)}
+    if deletes_volumes(scope) and policies is not None:
+        # Without its volume, nothing says that the claim may be deleted.
+        annotations[names.RECLAIM_POLICY_ANNOTATION] = policies.get(claim["metadata"]["name"])
+    elif not deletes_volumes(scope) or not proof_entries(claim):
+        # A copy of a claim may have the annotation of the original.
+        annotations[names.RECLAIM_POLICY_ANNOTATION] = None
+
+    present = annotations_of(claim)
+    is_recorded = all(present.get(key) == value for key, value in annotations.items())
+    return {} if is_recorded else annotations
 
 
 def _retry(scope: ClusterScope) -> float:

@@ -156,7 +156,7 @@ class MachineReconciler:
 
         except Blocked as blocked:
             if blocked.outage:
-                return Result(requeue_after=blocked.requeue_after)  # the session tells of its end
+                return Result(requeue_after=blocked.requeue_after)  # the session reports its end
             scope.memory.adoption_refusal = blocked.message
             delays = filter(None, (blocked.requeue_after, _ADOPT_SECONDS))
             return Result(requeue_after=min(delays))

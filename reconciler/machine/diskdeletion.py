@@ -106,11 +106,11 @@ def is_kept_by_snapshot(claim: Obj) -> bool:
     Nothing has to be done for it, and the end of the snapshot may depend on a backup target that
     does not answer.
     """
+    if not being_deleted(claim):
+        return False
     finalizers = set(claim["metadata"].get("finalizers") or ())
-    return being_deleted(claim) and _SNAPSHOT_FINALIZER in finalizers <= {
-        _SNAPSHOT_FINALIZER,
-        _PROTECTION_FINALIZER,
-    }
+    others = finalizers - {_SNAPSHOT_FINALIZER, _PROTECTION_FINALIZER}
+    return _SNAPSHOT_FINALIZER in finalizers and not others
 
 
 async def _delete_disk(scope: MachineScope, namespace: TargetNamespace, claim: Obj) -> None:

@@ -142,7 +142,7 @@ def _wait_for_balancer(scope: MachineScope, newer: Obj) -> bool:
 
 
 def _problem(scope: MachineScope, newer: Obj) -> str:
-    """Explain why the load balancer does not serve a machine; empty if it does, or cannot tell."""
+    """Return why the load balancer does not serve a machine; empty if it does, or if unknown."""
     if at(scope.cluster_spec, "loadBalancerConfig", "ipamType") == "none":
         return ""  # the provider cannot ask an external load balancer
     try:

@@ -37,7 +37,7 @@ def machine_network(scope: ProvisioningScope) -> str:
     return "/".join(split_reference(networks[0], scope.target_namespace)) if networks else ""
 
 
-def announces_network(scope: ProvisioningScope, network: str) -> bool:
+def check_announcement(scope: ProvisioningScope, network: str) -> bool:
     """Return whether the template has the labels of a guest.
 
     Requeues the machine when pools change.
@@ -61,7 +61,7 @@ def label_patch(scope: ProvisioningScope, vm: Obj) -> Obj:
     guest = guestlabels.vm_labels(scope.cluster_key, name_taken=name_taken(scope))
     # The cache keeps no networks of a VM that is not ours yet.
     network = guestlabels.first_network(vm) or machine_network(scope)
-    announced = announces_network(scope, network)
+    announced = check_announcement(scope, network)
 
     labels = {names.GUEST_CLUSTER_LABEL: None, **guest, **cluster}
     changes = guestlabels.template_labels(guest, announces_network=announced)

@@ -158,7 +158,7 @@ async def initialize_node(scope: ProvisioningScope, provider_id: str) -> None:
 
 def _report_failure(scope: MachineScope, error: RequestError, *, is_new: bool) -> None:
     """Emit an Event about a failed patch, unless the workload API is only silent for a while."""
-    if _is_temporary(scope, error):
+    if _note_silence(scope, error):
         return
 
     action = "initialize" if is_new else "update the zone and region of"
@@ -166,8 +166,8 @@ def _report_failure(scope: MachineScope, error: RequestError, *, is_new: bool) -
     scope.warning_event("NodeInitializationFailed", message)
 
 
-def _is_temporary(scope: MachineScope, error: RequestError) -> bool:
-    """Return whether a workload API has been silent only for a short time."""
+def _note_silence(scope: MachineScope, error: RequestError) -> bool:
+    """Note since when a workload API is silent, and return whether that is a short time."""
     memory = scope.memory
     if not isinstance(error, (ServerFault, TooManyRequests, Unreachable)):
         memory.node_unreached_since = None

@@ -26,7 +26,7 @@ from reconciler.machine.images import (
     split_reference,
     unusable_images,
 )
-from reconciler.machine.labelling import announces_network, machine_network, name_taken
+from reconciler.machine.labelling import check_announcement, machine_network, name_taken
 from reconciler.machine.scope import MachineScope, ProvisioningScope
 from reconciler.machine.validation import SpecError, spec_errors
 from reconciler.machine.vm import VirtualMachineInputs, can_grow
@@ -136,7 +136,7 @@ def inputs_of(scope: ProvisioningScope, vm: Obj | None = None) -> VirtualMachine
         failure_domains=domains,
         domain_strict=not has_single_host(domain, domains, hosts),
         guest_name_taken=name_taken(scope),
-        announces_network=announces_network(scope, machine_network(scope)),
+        announces_network=check_announcement(scope, machine_network(scope)),
         hotplug=can_grow(vm)
         if vm
         else not hotplug_obstacle(scope.session().deployment_object, hosts),

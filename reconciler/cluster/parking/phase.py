@@ -86,7 +86,7 @@ async def advance(scope: ClusterScope) -> None:
             scope.memory.parking.returned_since = None
             await _wait(scope, observed, step)
             return
-        if step.action is Action.FINISH and _is_settling(scope, observed):
+        if step.action is Action.FINISH and _let_nodes_settle(scope, observed):
             return
 
         if not await _take(scope, observed, step):
@@ -124,7 +124,8 @@ async def _take(scope: ClusterScope, observed: Observation, step: Step) -> bool:
     if step.action is not Action.FINISH:
         return True
 
-    scope.memory.parking.drain_since = scope.memory.parking.resume_since = None
+    scope.memory.parking.drain_since = None
+    scope.memory.parking.resume_since = None
     scope.memory.parking.returned_since = None
     scope.memory.parking.started_at.clear()
     scope.memory.parking.refused_nodes.clear()
@@ -141,9 +142,9 @@ async def _wait(scope: ClusterScope, observed: Observation, step: Step) -> None:
     if step.blocked:
         delay = Delay(_BLOCKED_SECONDS)
         raise Blocked(ConditionType.PARKED, Reason.PARK_BLOCKED, message, delay, warn=True)
-    if step.action is Action.EVICT:
-        assert observed.client is not None  # noqa: S101 - the Pods were read with it
-        if kept := await evict(observed.client, observed.pods):
+    if step.action is Action.EVICT and observed.client is not None:
+        kept = await evict(observed.client, observed.pods)
+        if kept:
             message = f"{message}, {counted(kept, 'one', 'of them')} kept by PodDisruptionBudgets"
     # If a VM does not run, that also explains why the workload API does not answer.
     if step.cause:
@@ -154,8 +155,8 @@ async def _wait(scope: ClusterScope, observed: Observation, step: Step) -> None:
     scope.requeue_within(_VOLUMES_SECONDS if observed.state.attached_volumes else _POLL_SECONDS)
 
 
-def _is_settling(scope: ClusterScope, observed: Observation) -> bool:
-    """Return whether Nodes have just returned, so that the pause does not end yet.
+def _let_nodes_settle(scope: ClusterScope, observed: Observation) -> bool:
+    """Return whether Nodes have just returned; then report it, and keep the pause for a minute.
 
     The core's cache may report a Node as unreachable for longer than health checks wait. If the
     pause ended before, they would replace its machine.
@@ -287,7 +288,8 @@ def report_invalid(scope: ClusterScope) -> None:
 def _report_parked(scope: ClusterScope, observed: Observation, step: Step) -> None:
     # The workload API does not answer until the cluster is resumed.
     scope.context.workloads.forget(scope.cluster_key)
-    scope.memory.parking.drain_since = scope.memory.parking.resume_since = None
+    scope.memory.parking.drain_since = None
+    scope.memory.parking.resume_since = None
     if scope.draft.is_true(ConditionType.PARKED):
         return
 

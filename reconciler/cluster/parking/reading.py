@@ -285,7 +285,8 @@ async def _read_workload(scope: ClusterScope, observed: Observation) -> None:
     """
     workloads = scope.context.workloads
     await workloads.ensure(scope.cluster_key)
-    client = observed.client = workloads.client(scope.cluster_key)
+    client = workloads.client(scope.cluster_key)
+    observed.client = client
 
     nodes: tuple[ParkedNode, ...] | None = None
     if client is None:
@@ -311,16 +312,19 @@ async def _read_workload(scope: ClusterScope, observed: Observation) -> None:
         observed.state,
         nodes=nodes,
         pods=len(observed.pods),
-        is_drain_over=observed.state.is_wanted and _is_drain_over(scope),
+        is_drain_over=observed.state.is_wanted and _drained_seconds(scope) >= DRAIN_SECONDS,
     )
 
 
-def _is_drain_over(scope: ClusterScope) -> bool:
-    """Return whether the time for the drain is over. It starts again with the provider."""
+def _drained_seconds(scope: ClusterScope) -> float:
+    """Return for how long the workers are drained. The first call begins that time.
+
+    A restart of the provider begins it again.
+    """
     current_time = time.monotonic()
     if scope.memory.parking.drain_since is None:
         scope.memory.parking.drain_since = current_time
-    return current_time - scope.memory.parking.drain_since >= DRAIN_SECONDS
+    return current_time - scope.memory.parking.drain_since
 
 
 async def _read_nodes(

@@ -118,10 +118,10 @@ class MemoryIdentities(ClusterIdentities):
         self._server = server
         self.unread: dict[str, Exception | None] = {}
 
-    def _started_identities(self) -> Any:
+    def _start_identities(self) -> Any:
         return self._cache(resources.HARVESTER_CLUSTER_IDENTITIES)
 
-    def _started_namespaces(self) -> Any:
+    def _start_namespaces(self) -> Any:
         return self._cache(NAMESPACES)
 
     def _cache(self, resource: Resource) -> Cached:
