@@ -62,9 +62,9 @@ def _is_provisioned(scope: MachineScope) -> bool:
 
 async def _follow_spec(scope: ProvisioningScope, vm: Obj, vmi: Obj | None) -> Obj:
     """Let the VM follow an update in place, report drift, and return the VM."""
-    vm, refusal = await follow_update(scope, vm, vmi)
-    report_drift(scope, vm, vmi, refusal)
-    return vm
+    followed = await follow_update(scope, vm, vmi)
+    report_drift(scope, followed.vm, vmi, followed.refusal)
+    return followed.vm
 
 
 class MachineReconciler:

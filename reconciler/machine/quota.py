@@ -40,8 +40,7 @@ _MAX_DOUBLINGS = 4
 def check_quota(scope: MachineScope) -> None:
     """Raise `Blocked` while the quota of the namespace is used up and another machine tries."""
     if waiting := scope.context.memory.quotas.wait(_quota_key(scope), REFUSED_SECONDS):
-        message, seconds = waiting
-        raise scope.failure(message, Delay(seconds))
+        raise scope.failure(waiting.message, Delay(waiting.seconds))
 
 
 def record_free_quota(scope: MachineScope) -> None:

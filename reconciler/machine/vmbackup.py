@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from caphv.api import names, resources
 from caphv.api.conditions import get_condition, rfc3339, seconds_since
@@ -65,6 +66,13 @@ REFUSALS = (Forbidden, Invalid, NotFound, ServerFault)
 """Refusals that a user, or the end of a migration of the VM, may lift."""
 
 
+class _BackupState(NamedTuple):
+    """What is wrong with the backup of a machine, and the backup if it is the machine's."""
+
+    problem: str
+    backup: Obj | None
+
+
 async def back_up_replaced(scope: MachineScope, vm: Obj) -> None:
     """Return once the VM has a backup, needs none, or has had the time for one.
 
@@ -83,7 +91,8 @@ async def back_up_replaced(scope: MachineScope, vm: Obj) -> None:
     if not _is_replaced(scope):
         return
 
-    problem, backup = await _ensure_backup(scope, harvester_cluster, policy)
+    state = await _ensure_backup(scope, harvester_cluster, policy)
+    backup = state.backup
     if backup is not None and is_ready(backup, uid_of(vm)):
         _end(scope, harvester_cluster)
         scope.event(
@@ -96,13 +105,18 @@ async def back_up_replaced(scope: MachineScope, vm: Obj) -> None:
     if remaining > 0:
         poll = _poll_seconds(policy.seconds - remaining) if backup else _LONGEST_POLL
         raise scope.in_progress(
-            _describe_wait(scope, policy, problem),
+            _describe_wait(scope, policy, state.problem),
             Watched.HARVESTER_CLUSTER,
             Delay(min(poll, remaining)),
-            warn=bool(problem),
+            warn=bool(state.problem),
         )
 
-    problem = problem or f"it was not ready after {policy.seconds} s"
+    problem = state.problem or f"it was not ready after {policy.seconds} s"
+    await _give_up(scope, harvester_cluster, problem)
+
+
+async def _give_up(scope: MachineScope, harvester_cluster: Obj, problem: str) -> None:
+    """Let the VM be deleted without a backup, and report why."""
     await _delete_unfinished(scope, scope.memory.backup.uid)
     await scope.patch({"metadata": {"annotations": {names.VM_BACKUP_ANNOTATION: _GIVEN_UP}}})
     _end(scope, harvester_cluster, problem)
@@ -154,8 +168,8 @@ def _is_replaced(scope: MachineScope) -> bool:
 
 async def _ensure_backup(
     scope: MachineScope, harvester_cluster: Obj, policy: BackupPolicy
-) -> tuple[str, Obj | None]:
-    """Create the backup if it does not exist; return what is wrong with it, and the backup."""
+) -> _BackupState:
+    """Create the backup if it does not exist, and return its state."""
     client = scope.session().client
     name = backup_name(scope.name)
     owner = scope.context.owner(resources.HARVESTER_CLUSTERS.kind, harvester_cluster)
@@ -170,12 +184,13 @@ async def _ensure_backup(
             backup = await _create(scope, intended)
             scope.event("VMBackupStarted", f"backing up the VM as VirtualMachineBackup {name}")
     except REFUSALS as error:
-        return describe_refusal(scope.target_namespace, error), None
+        return _BackupState(describe_refusal(scope.target_namespace, error), None)
 
     if ownership_of(backup, owner) is not Ownership.OURS:
-        return f"VirtualMachineBackup {name} of another owner has the name: delete it", None
+        problem = f"VirtualMachineBackup {name} of another owner has the name: delete it"
+        return _BackupState(problem, None)
     scope.memory.backup.uid = uid_of(backup)
-    return plain(backup_problem(backup), _LONGEST_REASON), backup
+    return _BackupState(plain(backup_problem(backup), _LONGEST_REASON), backup)
 
 
 async def _create(scope: MachineScope, backup: Obj) -> Obj:

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable
+from typing import NamedTuple
+
+
+class QuotaWait(NamedTuple):
+    """Why no VM can be created or started in a namespace, and for how many seconds to wait."""
+
+    message: str
+    seconds: float
 
 
 class QuotaGate:
@@ -17,17 +25,15 @@ class QuotaGate:
         self._closed: dict[Hashable, tuple[str, float]] = {}
         self._ran: dict[Hashable, float] = {}
 
-    def wait(self, namespace: Hashable, seconds: float) -> tuple[str, float] | None:
-        """Return why no VM can be created or started there, and for how many seconds to wait.
-
-        Returns None to the machine that has to try.
+    def wait(self, namespace: Hashable, seconds: float) -> QuotaWait | None:
+        """Return how long a machine has to wait; None for the machine that has to try.
 
         :param seconds: for how long the other machines wait for the result of the attempt
         """
         message, until = self._closed.get(namespace, ("", 0.0))
         current_time = time.monotonic()
         if current_time < until:
-            return message, until - current_time
+            return QuotaWait(message, until - current_time)
         if message:
             self._closed[namespace] = (message, current_time + seconds)
         return None
