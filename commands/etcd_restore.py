@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from caphv.api.object import Key
     from caphv.runtime.client import ApiClient
     from operations.change.changes import Plan
+    from operations.change.etcddistribution import Distribution
     from operations.change.etcdrestore import Restore
-    from operations.change.etcdsteps import Distribution, Step
+    from operations.change.etcdsteps import Step
     from operations.read.etcdsnapshots import EtcdSnapshot
     from operations.status.check import Check
     from operations.status.model import Cluster
@@ -146,7 +147,7 @@ def _begin_or_continue(
     """Begin a restore, or continue one that has begun. Raises `ChangeError`."""
     from operations.change import etcdrestore
     from operations.change.changes import ChangeError
-    from operations.change.etcdsteps import distribution_of
+    from operations.change.etcddistribution import distribution_of
 
     distribution = distribution_of(state.parts.cluster, state.parts.control_plane)
     begun = etcdrestore.restore_of(state.parts.cluster)

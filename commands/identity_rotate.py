@@ -30,7 +30,9 @@ from commands.output.progress import patient_progress
 if TYPE_CHECKING:
     from caphv.api.tokens import ServiceAccountToken
     from caphv.runtime.client import ApiClient
-    from operations.change.rotation import RotatedIdentity, RotationPlan, TokenIssuer
+    from operations.change.rotation.identity import RotatedIdentity
+    from operations.change.rotation.plan import RotationPlan
+    from operations.change.rotation.run import TokenIssuer
 
 _DAY = 24 * 3600
 
@@ -87,7 +89,7 @@ def rotate(secret: str, options: RotateOptions) -> None:
 
     With --dry-run, the command also asks both servers whether it has the rights for the rotation.
     """
-    from operations.change.rotation import plan_rotation
+    from operations.change.rotation.plan import plan_rotation
 
     key = object_key(secret, "SECRET", context_namespace(options))
     with patient_progress() as step:
@@ -109,7 +111,7 @@ def rotate(secret: str, options: RotateOptions) -> None:
 
 
 async def _read(options: RotateOptions, key: Key) -> RotatedIdentity:
-    from operations.change.rotation import IdentityError, read_identity
+    from operations.change.rotation.identity import IdentityError, read_identity
 
     async with management_client(options) as client:
         try:
@@ -165,7 +167,7 @@ async def _find_problems(
 
     Raises `CommandError` if the kubeconfig cannot be used.
     """
-    from operations.change.rotation import find_problems
+    from operations.change.rotation.preflight import find_problems
 
     async with (
         _harvester_client(identity, plan, options) as harvester,
@@ -179,7 +181,7 @@ async def _find_problems(
 
 async def _rotate(identity: RotatedIdentity, plan: RotationPlan, options: RotateOptions) -> None:
     """Rotate the token. Raises `CommandError`, whose message says which token is in use."""
-    from operations.change.rotation import LostConnectionError, Rotation, RotationError
+    from operations.change.rotation.run import LostConnectionError, Rotation, RotationError
 
     def report(text: str) -> None:
         echo(text, err=not options.is_text)
@@ -209,7 +211,7 @@ async def _rotate(identity: RotatedIdentity, plan: RotationPlan, options: Rotate
 
 def token_issuer() -> TokenIssuer:
     """Return the reconciler's functions for tokens, which operations do not import."""
-    from operations.change.rotation import TokenIssuer
+    from operations.change.rotation.run import TokenIssuer
     from reconciler.harvester.rotation import delete_token
 
     return TokenIssuer(_renew_token, delete_token)
@@ -219,7 +221,7 @@ async def _renew_token(
     client: ApiClient, kubeconfig: bytes, token: ServiceAccountToken, seconds: int
 ) -> str:
     """Return the kubeconfig with another token. Raises `TokenError`, `ApiError`, `Unreachable`."""
-    from operations.change.rotation import TokenError
+    from operations.change.rotation.run import TokenError
     from reconciler.harvester.identityaccount import AccountError
     from reconciler.harvester.rotation import new_token, with_token
 
@@ -237,7 +239,7 @@ async def _harvester_client(
     from caphv.runtime.client import ApiClient
     from caphv.runtime.clientconfig import own_configuration
     from caphv.runtime.kubeconfig import KubeconfigError
-    from operations.change.rotation import tokens_before_writing
+    from operations.change.rotation.run import tokens_before_writing
 
     try:
         if options.harvester_kubeconfig:

@@ -178,7 +178,7 @@ async def _clients(options: MoveOptions) -> AsyncIterator[Sides]:
 
 def _show(plan: MovePlan, change: ChangeOptions) -> None:
     from commands.output.changes import show_checks
-    from operations.backup.moving import objects_to_delete, shared_objects
+    from operations.backup.movedobjects import objects_to_delete, shared_objects
 
     if not change.is_text:
         return

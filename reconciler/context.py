@@ -13,7 +13,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.events import EventRecorder, EventType
 from reconciler.caches import Caches
 from reconciler.harvester.sessions import Sessions
-from reconciler.memory import Memory
+from reconciler.memory.store import Memory
 from reconciler.queues import Queues
 from reconciler.remote.clusteridentities import ClusterIdentities
 from reconciler.remote.ipam import Ipam

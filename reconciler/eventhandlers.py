@@ -267,6 +267,8 @@ class EventHandlers:
             self._templates.add(key_of(template))
 
     def _add_machines_of(self, cluster: Obj | None, *, control_plane: bool = False) -> None:
-        for machine in self._caches.machines_of(cluster) if cluster else ():
+        if cluster is None:
+            return
+        for machine in self._caches.machines_of(cluster):
             if not control_plane or clusterapi.is_control_plane(machine, cluster):
                 self._machines.add(key_of(machine))

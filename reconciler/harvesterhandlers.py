@@ -149,7 +149,9 @@ class HarvesterHandlers:
         else:
             return
 
-        for session in sessions if matters else ():
+        if not matters:
+            return
+        for session in sessions:
             changes_hands = _has_recorded_volume(session, change)
             for key in self._context.sessions.users(session, change.key.namespace):
                 cluster = self._caches.harvester_clusters.get(*key)
@@ -178,8 +180,10 @@ class HarvesterHandlers:
                     self._clusters.add(key_of(cluster))
 
     def _add_cluster_of_guest(self, sessions: _Sessions, namespace: str, guest: str) -> None:
-        """Enqueue the clusters whose guest has a name, which is empty for none."""
-        for session in sessions if guest else ():
+        """Enqueue the clusters whose guest has this name; none for an empty name."""
+        if not guest:
+            return
+        for session in sessions:
             for key in self._context.sessions.users(session, namespace):
                 obj = self._caches.harvester_clusters.get(*key)
                 name = cluster_name(obj) if obj else ""

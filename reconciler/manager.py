@@ -109,8 +109,9 @@ async def run(
             if provider is None:
                 return
 
-            for part in parts(client) if parts else ():
-                provider.manager.add_runnable(part)
+            if parts:
+                for part in parts(client):
+                    provider.manager.add_runnable(part)
 
             await provider.manager.run(stop)
     finally:

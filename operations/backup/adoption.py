@@ -12,7 +12,7 @@ from caphv.api.clusterapi import cluster_name
 from caphv.api.object import Key, Obj, annotations_of, at, key_of, owner_reference, text_at, uid_of
 from caphv.runtime.client import ApiClient
 from operations.backup.files import Backup
-from operations.backup.moving import of_kind
+from operations.backup.movedobjects import of_kind
 from operations.read.harvester import Harvesters, read_harvesters
 from operations.read.objects import HarvesterObjects, by_key
 

@@ -13,7 +13,7 @@ from caphv.api.object import key_of
 from operations.backup.adoption import VirtualMachines
 from operations.backup.dryrun import DryRun
 from operations.backup.files import Backup
-from operations.backup.moving import (
+from operations.backup.movedobjects import (
     CLUSTER,
     harvester_objects,
     interrupted_moves,

@@ -279,7 +279,7 @@ def _find_owner(key: Key, address: str, owners: Owners) -> _FoundOwner | None:
 def _used_addresses(machine: Obj, *, of_interfaces: bool) -> list[str]:
     """Return the addresses of IPPools in the status of a machine.
 
-    :param of_interfaces: the addresses of its interfaces, not the one of the machine itself
+    :param of_interfaces: whether to return the addresses of its interfaces instead of its own
     """
     if of_interfaces:
         return [

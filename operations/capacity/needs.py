@@ -78,9 +78,11 @@ def _needs(needs: Needs, harvester_cluster: Obj, objects: CapacityObjects | None
         pools = capacity.pools if capacity else ()
         yield _addresses_of_pools(needs.addresses, harvester_cluster, pools)
 
+    if capacity is None:
+        return
     target = text_at(harvester_cluster, "spec", "targetNamespace")
     amounts = _quota_amounts(needs, requests)
-    for quota in capacity.quotas if capacity else ():
+    for quota in capacity.quotas:
         if quota.namespace == target and quota.resource in amounts:
             unit = "" if quota.resource.endswith("cpu") else "B"
             what = f"quota {quota.namespace}/{quota.name} {quota.resource}"

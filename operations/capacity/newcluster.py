@@ -109,7 +109,9 @@ class NewCluster:
             pools=texts_at(_POOLS, addresses.get("ipPoolRefs")),
             balancer_pools=[balancer_pool] if balancer_pool else [],
             interface_pools=[
-                pool for path, part in _parts(self.spec) for pool in interface_pools_of(part, path)
+                pool
+                for path, part in _machine_settings(self.spec)
+                for pool in interface_pools_of(part, path)
             ],
             gateway=_text_at(addresses, _ADDRESSES, "gateway"),
             subnet_mask=_text_at(addresses, _ADDRESSES, "subnetMask"),
@@ -181,11 +183,11 @@ def _bundle_charts(newest: Mapping[str, str], addons: Mapping[str, Any]) -> dict
 
 def _check_addresses(cluster: NewCluster, harvester: Surroundings) -> Iterator[Finding]:
     """Check whether pools have an address for each machine, and one for the control plane."""
-    existing = harvester.pools
     pools = list(dict.fromkeys(cluster.pool_names))
     balancer = cluster.balancer_pool
-    if existing is None or not existing.keys() >= {*pools, *filter(None, [balancer])}:
-        return
+    used = {*pools, *filter(None, [balancer])}
+    if harvester.pools is None or used - harvester.pools.keys():
+        return  # other checks report pools that do not exist
 
     if balancer and balancer not in pools and harvester.free(balancer) == 0:
         detail = "no address is free: add a range, or release leaked addresses (caphv pools audit)"
@@ -282,10 +284,10 @@ def _storage_classes(disks: object) -> list[Value]:
 
 def _devices(spec: Mapping[str, Any]) -> list[Value]:
     """Return the devices of all machines and of each pool, with their paths."""
-    return [value for path, part in _parts(spec) for value in device_values(part, path)]
+    return [value for path, part in _machine_settings(spec) for value in device_values(part, path)]
 
 
-def _parts(spec: Mapping[str, Any]) -> list[tuple[FieldPath, Mapping[str, Any]]]:
+def _machine_settings(spec: Mapping[str, Any]) -> list[tuple[FieldPath, Mapping[str, Any]]]:
     """Return the settings of all machines and of each pool, with their paths."""
     workers = spec.get("workers")
     pools: list[tuple[FieldPath, Any]] = [

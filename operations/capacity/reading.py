@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Iterable
 
 from caphv.api import resources
@@ -56,22 +57,20 @@ async def read_by_accounts(harvester: HarvesterClient) -> CapacityObjects:
 
     Raises the last error if the requests of all accounts failed.
     """
-    whole: CapacityObjects | None = None
+    parts: list[CapacityObjects] = []
     hidden: list[Unseen] = []
-    failure: RequestError | None = None
+    failures: list[RequestError] = []
     for client, namespaces in harvester.shares():
         try:
-            part = await read_capacity(client, namespaces)
+            parts.append(await read_capacity(client, namespaces))
         except RequestError as error:
-            failure = error
+            failures.append(error)
             where = f" for namespaces {', '.join(sorted(namespaces))}" if namespaces else ""
             hidden.append(unseen(f"Harvester {harvester.server} by an identity{where}", error))
-            continue
-        whole = part if whole is None else _join(whole, part)
 
-    if whole is None:
-        assert failure is not None  # noqa: S101 - there is a first account
-        raise failure
+    if not parts:
+        raise failures[-1]
+    whole = functools.reduce(_join, parts)
     whole.harvester.unseen += hidden
     return whole
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from caphv.api.object import Key, Obj, key_of
 from operations.change.changes import ChangeError
@@ -12,7 +13,22 @@ from operations.status.model import Cluster
 from operations.status.parts import Parts
 
 
-def parts_and_deployments(objects: ManagementObjects, key: Key) -> tuple[Parts, list[Obj]]:
+class PartsAndDeployments(NamedTuple):
+    """The objects of a cluster, and its MachineDeployments, sorted by name."""
+
+    parts: Parts
+    deployments: list[Obj]
+
+
+class ClusterAndParts(NamedTuple):
+    """The objects of a cluster, its MachineDeployments and its model."""
+
+    parts: Parts
+    deployments: list[Obj]
+    cluster: Cluster
+
+
+def parts_and_deployments(objects: ManagementObjects, key: Key) -> PartsAndDeployments:
     """Return the objects of a cluster and its MachineDeployments.
 
     Raises `ChangeError` if there is no such cluster.
@@ -20,14 +36,15 @@ def parts_and_deployments(objects: ManagementObjects, key: Key) -> tuple[Parts, 
     for parts in parts_of(objects):
         if parts.key == key:
             deployments = by_cluster(objects.machine_deployments).get(key, ())
-            return parts, sorted(deployments, key=key_of)
+            return PartsAndDeployments(parts, sorted(deployments, key=key_of))
     raise ChangeError([f"cluster {key} does not exist"])
 
 
-def cluster_and_parts(objects: ManagementObjects, key: Key) -> tuple[Parts, list[Obj], Cluster]:
+def cluster_and_parts(objects: ManagementObjects, key: Key) -> ClusterAndParts:
     """Return the objects of a cluster, its MachineDeployments and its model.
 
     Raises `ChangeError` if there is no such cluster.
     """
     parts, deployments = parts_and_deployments(objects, key)
-    return parts, deployments, cluster_of(parts, deployments, datetime.now(UTC))
+    cluster = cluster_of(parts, deployments, datetime.now(UTC))
+    return ClusterAndParts(parts, deployments, cluster)

@@ -70,8 +70,10 @@ async def delete_cluster(client: ApiClient, parts: Parts, *, force: bool) -> Non
             uid = uid_of(parts.cluster)
             await client.delete(clusters, parts.key.name, parts.key.namespace, uid=uid)
 
+    if not force:
+        return
     annotation = {"metadata": {"annotations": {FORCE_DELETE_ANNOTATION: "true"}}}
-    for kind, obj in forcible(parts) if force else ():
+    for kind, obj in forcible(parts):
         key = key_of(obj)
         with suppress(NotFound):
             await client.patch(_FORCIBLE_KINDS[kind], key.name, key.namespace, annotation)

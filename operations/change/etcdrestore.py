@@ -1,8 +1,8 @@
 """Plan to restore etcd of a cluster from a snapshot: pure.
 
 Restoring needs a shell on the servers, which no controller has. The plan pauses the Cluster, so
-that nothing replaces machines meanwhile, and ends the pause once the cluster works. The scripts
-for the servers are in `operations.change.etcdsteps`.
+that nothing replaces machines meanwhile, and ends the pause once the cluster works. The steps on
+the servers are in `operations.change.etcdsteps`.
 
 A reset gives the server's etcd a new name (k3s-io/k3s `pkg/etcd/etcd.go` `Reset`), which servers
 write on their Nodes (`metadata_controller.go`). So the name tells whether a snapshot was restored.
@@ -16,11 +16,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from caphv.api import names, parking, remedies
 from caphv.api.counting import name_some
 from caphv.api.names import ETCD_RESTORE_ANNOTATION
-from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of
+from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of, list_at
 from caphv.runtime.text import TextError, load_json, load_yaml
 from operations.change.changes import Change, ChangeError, Plan, patch_of
 from operations.change.etcdsteps import address_of, control_planes
@@ -56,6 +57,13 @@ class Restore:
     id: str = ""
     member: str = ""
     paused: bool = True
+
+
+class Choice(NamedTuple):
+    """A restore, and the record of its snapshot; None for a file without a record."""
+
+    restore: Restore
+    copy: EtcdSnapshot | None
 
 
 def restore_of(cluster: Obj) -> Restore | None:
@@ -98,7 +106,7 @@ def choose(
     snapshot: str,
     machine: str,
     snapshots: Sequence[EtcdSnapshot] | None,
-) -> tuple[Restore, EtcdSnapshot | None]:
+) -> Choice:
     """Return which snapshot to restore on which machine, and its record.
 
     Raises `ChangeError`.
@@ -116,10 +124,10 @@ def choose(
     if snapshot.startswith("/") or not is_name(snapshot):
         if not is_path(snapshot):
             raise ChangeError([f"{snapshot!r} is neither an absolute path nor the name of a file"])
-        return Restore(snapshot, False, machine or _only(servers)), None
+        return Choice(Restore(snapshot, False, machine or _only(servers)), None)
     if snapshots is None:
         # A name alone means the store, because files have paths.
-        return Restore(snapshot, True, machine or _only(servers)), None
+        return Choice(Restore(snapshot, True, machine or _only(servers)), None)
 
     copies = [copy for copy in snapshots if copy.name == snapshot]
     if not copies:
@@ -134,10 +142,10 @@ def choose(
     local = [copy for copy in copies if not copy.s3]
     for copy in local:
         if machine and owners.get(copy.node) == machine:
-            return Restore(copy.path, False, machine), copy
+            return Choice(Restore(copy.path, False, machine), copy)
     for copy in copies:
         if copy.s3:
-            return Restore(copy.name, True, machine or _readiest(servers)), copy
+            return Choice(Restore(copy.name, True, machine or _readiest(servers)), copy)
 
     copy = local[0]
     owner = owners.get(copy.node, "")
@@ -145,7 +153,7 @@ def choose(
         where = f"on Node {copy.node} only"
         remedy = f"leave out --on, to use Machine {owner}" if owner else "choose another one"
         raise ChangeError([f"snapshot {snapshot} is {where}: {remedy}"])
-    return Restore(copy.path, False, owner), copy
+    return Choice(Restore(copy.path, False, owner), copy)
 
 
 def identify(
@@ -239,6 +247,7 @@ def begin_checks(
     subject = f"Cluster {parts.key}"
     if refusals := list(_refusals(parts.cluster)):
         raise ChangeError(refusals)
+
     checks: list[Check] = []
     if copy is not None and copy.state != READY:
         message = f"snapshot {copy.name} is {copy.state}: {copy.error or 'it cannot be restored'}"
@@ -251,15 +260,8 @@ def begin_checks(
 
     if restore.s3:
         checks += _store_checks(parts, copy, subject)
-    for server in control_planes(cluster):
-        if server.deleting:
-            message = f"Machine {server.name} is being deleted, and is not part of the new cluster"
-            remedy = "Stop it with the others; its deletion continues after --finish"
-            checks.append(Check("machine", subject, Result.WARNING, message, remedy))
-        elif not address_of(server):
-            message = f"Machine {server.name} has no address, so its server cannot be stopped"
-            remedy = "Shut its VM down in Harvester, give --force, and replace it afterwards"
-            checks.append(Check("machine", subject, Result.ERROR, message, remedy))
+    checks += _server_checks(cluster, subject)
+
     if parking.schedule_of(parts.cluster) is not None:
         message = "its schedule may park it as soon as the restore is finished"
         remedy = f"Keep it running afterwards: {_keep_running(parts.key)}"
@@ -269,6 +271,19 @@ def begin_checks(
         remedy = "Stale members alone need no snapshot: " + remedies.REMOVE_MEMBERS(ref=parts.key)
         checks.append(Check("api", subject, Result.WARNING, message, remedy))
     return checks
+
+
+def _server_checks(cluster: Cluster, subject: str) -> Iterator[Check]:
+    """Report the control plane machines that are not as the steps need them."""
+    for server in control_planes(cluster):
+        if server.deleting:
+            message = f"Machine {server.name} is being deleted, and is not part of the new cluster"
+            remedy = "Stop it with the others; its deletion continues after --finish"
+            yield Check("machine", subject, Result.WARNING, message, remedy)
+        elif not address_of(server):
+            message = f"Machine {server.name} has no address, so its server cannot be stopped"
+            remedy = "Shut its VM down in Harvester, give --force, and replace it afterwards"
+            yield Check("machine", subject, Result.ERROR, message, remedy)
 
 
 def finish_checks(
@@ -302,34 +317,50 @@ def finish_checks(
         return [*checks, Check("api", subject, Result.ERROR, message, remedy)]
 
     checks.append(ok("api", subject, "the workload cluster answers"))
-    expected: set[str] = set()
     for machine in cluster.machines:
-        node = node_name(machine)
-        expected.add(node)
         if machine.name == restore.machine:
-            checks.append(_database_check(subject, node, restore, members))
-        if nodes.get(node):
-            if machine.control_plane:
-                checks.append(ok("machine", subject, f"Node {node} is ready"))
-            continue
-        state = "is not ready, or silent since the restore" if node in nodes else "does not exist"
-        message = f"Node {node} of Machine {machine.name} {state}"
-        if machine.name == restore.machine:
-            remedy = "Start its server, and read its log"
-            checks.append(Check("machine", subject, Result.ERROR, message, remedy))
-        else:
-            delete = remedies.DELETE_MACHINE(machine=machine.name, namespace=parts.key.namespace)
-            remedy = f"Start its service again, or replace the machine afterwards: {delete}"
-            # Without the pause, controllers delete servers while etcd has a single member.
-            is_server = machine.control_plane and not machine.deleting
-            result = Result.ERROR if is_server else Result.WARNING
-            checks.append(Check("machine", subject, result, message, remedy))
+            checks.append(_database_check(subject, node_name(machine), restore, members))
+        checks += _node_checks(
+            parts.key, machine, nodes, is_restored=machine.name == restore.machine
+        )
 
+    expected = {node_name(machine) for machine in cluster.machines}
     for node in sorted(nodes.keys() - expected):
         message = f"Node {node} is in the snapshot, but its machine no longer exists"
         remedy = "Delete the Node in the workload cluster"
         checks.append(Check("node", subject, Result.WARNING, message, remedy))
     return checks
+
+
+def _node_checks(
+    cluster: Key, machine: Machine, nodes: Mapping[str, bool], *, is_restored: bool
+) -> Iterator[Check]:
+    """Check that the Node of a machine is ready. A worker whose Node is ready needs no mention.
+
+    :param cluster: the Cluster
+    :param machine: a machine of it
+    :param nodes: the Nodes and whether they are ready
+    :param is_restored: whether the snapshot was restored on this machine
+    """
+    subject = f"Cluster {cluster}"
+    node = node_name(machine)
+    if nodes.get(node):
+        if machine.control_plane:
+            yield ok("machine", subject, f"Node {node} is ready")
+        return
+
+    state = "is not ready, or silent since the restore" if node in nodes else "does not exist"
+    message = f"Node {node} of Machine {machine.name} {state}"
+    if is_restored:
+        remedy = "Start its server, and read its log"
+        yield Check("machine", subject, Result.ERROR, message, remedy)
+        return
+    delete = remedies.DELETE_MACHINE(machine=machine.name, namespace=cluster.namespace)
+    remedy = f"Start its service again, or replace the machine afterwards: {delete}"
+    # Without the pause, controllers delete servers while etcd has a single member.
+    is_server = machine.control_plane and not machine.deleting
+    result = Result.ERROR if is_server else Result.WARNING
+    yield Check("machine", subject, result, message, remedy)
 
 
 def _database_check(subject: str, node: str, restore: Restore, members: Mapping[str, str]) -> Check:
@@ -412,8 +443,7 @@ def _store_of(control_plane: Obj | None) -> tuple[str, str] | None:
     if isinstance(store, dict):
         return str(store.get("bucket") or ""), str(store.get("folder") or "").strip("/")
 
-    files = at(control_plane, "spec", "kthreesConfigSpec", "files")
-    for file in files if isinstance(files, list) else ():
+    for file in list_at(control_plane, "spec", "kthreesConfigSpec", "files"):
         if not str(at(file, "path") or "").endswith(_SNAPSHOT_FILE):
             continue
         try:

@@ -1,6 +1,6 @@
 """Plan a move of clusters to another management cluster, and make its steps in order.
 
-`operations.backup.moving` says why this order is safe, and chooses the objects of each step.
+`operations.backup.movedobjects` chooses the objects of each step, and says why the order is safe.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from caphv.api.object import Key
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import RequestError, ServerFault, TooManyRequests, Unreachable
 from caphv.runtime.kubeconfig import KubeconfigError
-from operations.backup import adoption, dryrun, moving, preflight, reading, writing
+from operations.backup import adoption, dryrun, movedobjects, preflight, reading, writing
 from operations.backup.adoption import VirtualMachines
 from operations.backup.files import Backup
 from operations.backup.writing import Restore
@@ -61,7 +61,7 @@ class MovePlan:
 
 async def read_source(client: ApiClient, query: Query) -> Backup:
     """Return the clusters as they were before a pause. Raises `ApiError`, `Unreachable`."""
-    return moving.backup_of_move(await reading.read_backup(client, query), query.keys)
+    return movedobjects.backup_of_move(await reading.read_backup(client, query), query.keys)
 
 
 async def find_clusters(
@@ -77,10 +77,10 @@ async def find_clusters(
     :param keys: the clusters that a user named
     """
     existing = backup.cluster_keys()
-    clusters = target.kinds.get(moving.CLUSTER)
+    clusters = target.kinds.get(movedobjects.CLUSTER)
     absent = [key for key in keys if key not in existing]
     if absent and clusters:
-        existing |= await moving.find_moved(client, clusters, absent)
+        existing |= await movedobjects.find_moved(client, clusters, absent)
     return existing
 
 
@@ -90,7 +90,7 @@ async def plan_move(sides: Sides, backup: Backup, target: Restore) -> MovePlan:
     checks = preflight.checks(backup, target, vms)
 
     # A dry run is useless if the move is refused anyway, or if the target has all objects.
-    if not preflight.blocking_errors(checks, force=True) and not moving.is_resumed(target):
+    if not preflight.blocking_errors(checks, force=True) and not movedobjects.is_resumed(target):
         result = await dryrun.try_creation(sides.target, target)
         checks += preflight.creation_checks(target, result)
     return MovePlan(backup, target, checks, vms)
@@ -133,7 +133,8 @@ class Move:
         source = self.sides.source
         target = self.plan.target
         try:
-            await moving.pause(source, target.kinds[moving.CLUSTER], self.plan.backup, target.uid)
+            clusters = target.kinds[movedobjects.CLUSTER]
+            await movedobjects.pause(source, clusters, self.plan.backup, target.uid)
         except RequestError as error:
             problem = f"not all clusters could be paused: {error}"
             raise MoveError(problem, maybe_paused=True) from None
@@ -145,7 +146,7 @@ class Move:
         async def is_confirmed() -> bool:
             nonlocal backup, unconfirmed
             backup = await read_source(source, self.query)
-            unconfirmed = moving.unpaused_objects(moving.harvester_objects(backup))
+            unconfirmed = movedobjects.unpaused_objects(movedobjects.harvester_objects(backup))
             return not unconfirmed
 
         if not await _wait_until(is_confirmed, _PAUSE_SECONDS) and not self.force:
@@ -167,7 +168,7 @@ class Move:
         After an interrupted move that had ended the pause, nothing is created again.
         """
         client = self.sides.target
-        if not moving.is_resumed(restore):
+        if not movedobjects.is_resumed(restore):
             failed = await writing.create(client, restore)
             failed = failed or await writing.verify(client, restore)
             if failed:
@@ -208,15 +209,16 @@ class Move:
 
     async def delete_on_source(self, target: Restore) -> None:
         """Delete the objects on the source. Raises `MoveError` if one is absent on the target."""
-        if absent := moving.uncopied_objects(target):
+        if absent := movedobjects.uncopied_objects(target):
             names = ", ".join(map(str, absent))
             raise MoveError(
                 f"does not exist on the target: {names}. If it was deleted there, also delete it "
                 "here, its finalizers first"
             )
 
-        failed = await moving.delete_source(
-            self.sides.source, target.kinds, target.steps(), moving.objects_to_delete(target.backup)
+        chosen = movedobjects.objects_to_delete(target.backup)
+        failed = await movedobjects.delete_source(
+            self.sides.source, target.kinds, target.steps(), chosen
         )
         if failed:
             problems = "; ".join(failed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from caphv.api import names, parking, remedies
@@ -23,6 +24,13 @@ from operations.read.accounts import Account
 from operations.read.objects import HarvesterObjects, ManagementObjects, condition_of
 from operations.status.check import Check, Result, ok
 from operations.status.parts import Parts
+
+
+class _Refusal(NamedTuple):
+    """Why the provider does not park a cluster, and what a user can do."""
+
+    reason: str
+    remedy: str
 
 
 def plan_park(parts: Parts) -> Plan:
@@ -152,40 +160,10 @@ def _park_patches(cluster: Obj, value: str | None) -> tuple[Patch, ...]:
 def _park_checks(parts: Parts) -> Iterator[Check]:
     """Yield checks of what prevents or delays parking a cluster."""
     subject = f"Cluster {parts.key}"
-    cluster = parts.cluster
-    refusals = [
-        (being_deleted(cluster), "it is being deleted", "Wait for its end"),
-        (
-            names.MOVING_ANNOTATION in annotations_of(cluster),
-            "it is being moved to another management cluster",
-            "Complete the move, and park it there",
-        ),
-        (
-            names.ETCD_RESTORE_ANNOTATION in annotations_of(cluster),
-            "its etcd is being restored",
-            f"Complete the restore: {remedies.FINISH_RESTORE(ref=parts.key)}",
-        ),
-        (
-            parts.harvester_cluster is None,
-            "it has no HarvesterCluster that you may read",
-            "Check spec.infrastructureRef and your rights",
-        ),
-        (
-            names.PAUSED_ANNOTATION in annotations_of(parts.harvester_cluster or cluster),
-            f"annotation {names.PAUSED_ANNOTATION} keeps the provider from it",
-            "Remove the annotation from the HarvesterCluster",
-        ),
-        (
-            parts.harvester_cluster is not None and externally_managed(parts.harvester_cluster),
-            "another controller manages its HarvesterCluster, for which the provider does nothing",
-            f"Stop its VMs with that controller, which {names.MANAGED_BY_ANNOTATION} names",
-        ),
-    ]
-    reasons = [(message, remedy) for applies, message, remedy in refusals if applies]
-    for message, remedy in reasons:
-        yield Check(
-            "park", subject, Result.ERROR, message=f"{message}, so it is not parked", remedy=remedy
-        )
+    refusals = list(_park_refusals(parts))
+    for refusal in refusals:
+        message = f"{refusal.reason}, so it is not parked"
+        yield Check("park", subject, Result.ERROR, message=message, remedy=refusal.remedy)
 
     deleted = sorted(key_of(machine).name for machine in parts.machines if being_deleted(machine))
     if deleted:
@@ -193,15 +171,42 @@ def _park_checks(parts: Parts) -> Iterator[Check]:
             "Machines are being deleted, which continues after the cluster is resumed: "
             f"{name_some(deleted)}"
         )
-        yield Check(
-            "machines",
-            subject,
-            Result.WARNING,
-            message=message,
-            remedy="Wait until they are deleted",
-        )
-    if not reasons:
+        remedy = "Wait until they are deleted"
+        yield Check("machines", subject, Result.WARNING, message=message, remedy=remedy)
+    if not refusals:
         yield ok("park", subject, f"{counted(len(parts.machines), 'machine')} will be stopped")
+
+
+def _park_refusals(parts: Parts) -> Iterator[_Refusal]:
+    """Yield the reasons for which the provider does not park a cluster."""
+    cluster = parts.cluster
+    if being_deleted(cluster):
+        yield _Refusal("it is being deleted", "Wait for its end")
+    if names.MOVING_ANNOTATION in annotations_of(cluster):
+        yield _Refusal(
+            "it is being moved to another management cluster",
+            "Complete the move, and park it there",
+        )
+    if names.ETCD_RESTORE_ANNOTATION in annotations_of(cluster):
+        finish = remedies.FINISH_RESTORE(ref=parts.key)
+        yield _Refusal("its etcd is being restored", f"Complete the restore: {finish}")
+
+    harvester_cluster = parts.harvester_cluster
+    if harvester_cluster is None:
+        yield _Refusal(
+            "it has no HarvesterCluster that you may read",
+            "Check spec.infrastructureRef and your rights",
+        )
+    if names.PAUSED_ANNOTATION in annotations_of(harvester_cluster or cluster):
+        yield _Refusal(
+            f"annotation {names.PAUSED_ANNOTATION} keeps the provider from it",
+            "Remove the annotation from the HarvesterCluster",
+        )
+    if harvester_cluster is not None and externally_managed(harvester_cluster):
+        yield _Refusal(
+            "another controller manages its HarvesterCluster, for which the provider does nothing",
+            f"Stop its VMs with that controller, which {names.MANAGED_BY_ANNOTATION} names",
+        )
 
 
 def _schedule_checks(parts: Parts, value: str | None) -> Iterator[Check]:

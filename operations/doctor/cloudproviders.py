@@ -12,7 +12,7 @@ from caphv.api.object import Key, Obj
 from caphv.api.release import release_of
 from caphv.api.rke2 import installs_cloud_provider
 from operations.doctor import settings
-from operations.doctor.harvester import HarvesterFacts
+from operations.doctor.harvesterfacts import HarvesterFacts
 from operations.read.harvestersettings import CHART_VERSIONS
 from operations.status.check import Check, Result, ok
 from operations.status.model import Cluster

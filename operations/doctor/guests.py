@@ -130,7 +130,7 @@ def _chosen(
     :param networks: the networks that all machines have, without the first
     :param namespace: the target namespace
     :param cluster: the name of the Cluster
-    :param announces: whether VMs show their networks, by which the cloud provider tells kube-vip
+    :param announces: whether VMs show their networks, by which the cloud provider names kube-vip
         the interface of an address
     """
     for network in networks:

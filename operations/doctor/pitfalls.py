@@ -80,10 +80,11 @@ def _check_capacity(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
         yield Check("host-capacity", subject, Result.ERROR, message=message, remedy=remedy)
         return
 
-    # If there is only one host, its VMs cannot move anyway.
     homeless_by_host = {}
-    for host in hosts if len(hosts) > 1 else ():
+    for host in hosts:
         others = [other for other in hosts if other is not host]
+        if not others:
+            break  # the VMs of a single host cannot move anyway
         homeless = count_homeless(others, [size for name, size in placed if name == host.name])
         if homeless:
             homeless_by_host[host.name] = homeless

@@ -15,7 +15,7 @@ from caphv.api.counting import name_some
 from caphv.api.identities import secret_name
 from caphv.api.object import Obj, key_of, labels_of
 from caphv.runtime.networkerrors import UNTRUSTED
-from operations.doctor.harvester import HarvesterFacts
+from operations.doctor.harvesterfacts import HarvesterFacts
 from operations.doctor.management import SUBJECT, ManagementFacts
 from operations.status.check import Check, Result, ok, skipped
 

@@ -29,7 +29,7 @@ from caphv.runtime.errors import ApiError, NotFound, RequestError, Unauthorized,
 from caphv.runtime.kubeconfig import KubeconfigError
 from operations.capacity.poolreader import read_pools
 from operations.doctor import rancher, rights
-from operations.doctor.harvester import MALFORMED, HarvesterFacts, describe_malformed
+from operations.doctor.harvesterfacts import MALFORMED, HarvesterFacts, describe_malformed
 from operations.doctor.management import ManagementFacts
 from operations.doctor.sharedreading import read_shared
 from operations.read.accounts import namespace_of, read_credentials, read_permission
@@ -96,22 +96,34 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
         leases += await list_all(client, LEASES, namespace)
     facts.lease = newest_lease(filter(None, leases))
 
-    facts.certificates = await _list(client, facts, resources.CERTIFICATES, namespace)
-    facts.fleet_clusters = await _list(client, facts, resources.FLEET_CLUSTERS, "")
-    if facts.fleet_clusters:
-        for component, place, name in _FLEET_PROGRAMS:
-            deployment = await _get(client, facts, DEPLOYMENTS, place, name)
-            if release := release_of(component, deployment):
-                facts.releases[component] = release
     facts.extensions = await _list(client, facts, resources.EXTENSION_CONFIGS, "")
     if len(facts.extensions) > 1:
         facts.namespaces = await _list(client, facts, NAMESPACES, "")
+    await _read_fleet_and_rancher(client, facts)
+    await _read_webhook_service(client, facts)
+    return facts
+
+
+async def _read_fleet_and_rancher(client: ApiClient, facts: ManagementFacts) -> None:
+    """Fill in the clusters and programs of Fleet, and the settings of Rancher."""
+    facts.fleet_clusters = await _list(client, facts, resources.FLEET_CLUSTERS, "")
+    if facts.fleet_clusters:
+        for component, namespace, name in _FLEET_PROGRAMS:
+            deployment = await _get(client, facts, DEPLOYMENTS, namespace, name)
+            if release := release_of(component, deployment):
+                facts.releases[component] = release
+
     rancher_settings = await asyncio.gather(
         *(_get(client, facts, resources.RANCHER_SETTINGS, "", name) for name in rancher.SETTINGS)
     )
     if any(rancher_settings):
         values = map(rancher.value_of, rancher_settings)
         facts.rancher = dict(zip(rancher.SETTINGS, values, strict=True))
+
+
+async def _read_webhook_service(client: ApiClient, facts: ManagementFacts) -> None:
+    """Fill in what the webhook needs: certificates, cert-manager, endpoints of its Service."""
+    facts.certificates = await _list(client, facts, resources.CERTIFICATES, facts.namespace)
     with suppress(ApiError):
         facts.cert_manager = await list_all(client, DEPLOYMENTS, label_selector=_CERT_MANAGER)
 
@@ -122,7 +134,6 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
         facts.endpoints = await _list(
             client, facts, ENDPOINT_SLICES, str(service["namespace"]), selector
         )
-    return facts
 
 
 async def read_harvester_facts(
@@ -173,25 +184,11 @@ async def _read_facts(
     facts = HarvesterFacts(identity)
     facts.owners = {key_of(obj): obj for obj in objects.clusters}
     facts.recorded_owners = owners
-    naming = [obj for obj in objects.harvester_clusters if identity_of(obj) == identity]
-
     try:
-        permission = await read_permission(
-            client, identity, map(namespace_of, naming), provider_namespace
-        )
-        facts.refused = permission.refused
-        facts.unknown = permission.unread
-        facts.clusters = [obj for obj in naming if namespace_of(obj) not in permission.denied]
-        clusters = set(map(_cluster_of, facts.clusters))
-        facts.machines = [obj for obj in objects.harvester_machines if _cluster_of(obj) in clusters]
-        facts.secret = permission.secret
-        if facts.secret is None:
-            facts.error = "" if permission.denied else permission.why_none
-            return facts
-        facts.renewal_problem = permission.problem
-        facts.kubeconfig, facts.renewed = await read_credentials(client, permission, facts.secret)
+        await _read_identity(client, objects, facts, provider_namespace)
     except (ApiError, Unreachable, KubeconfigError, ValueError) as error:
         facts.error = str(error)
+    if facts.kubeconfig is None or facts.error:
         return facts
 
     try:
@@ -213,6 +210,31 @@ async def _read_facts(
         facts.objects = None
         facts.error = describe_malformed(error)
     return facts
+
+
+async def _read_identity(
+    client: ApiClient, objects: ManagementObjects, facts: HarvesterFacts, provider_namespace: str
+) -> None:
+    """Fill in who may use an identity, and its credentials if there are any.
+
+    Raises `ApiError`, `Unreachable`, `KubeconfigError`, `ValueError`.
+    """
+    naming = [obj for obj in objects.harvester_clusters if identity_of(obj) == facts.identity]
+    permission = await read_permission(
+        client, facts.identity, map(namespace_of, naming), provider_namespace
+    )
+    facts.refused = permission.refused
+    facts.unknown = permission.unread
+    facts.clusters = [obj for obj in naming if namespace_of(obj) not in permission.denied]
+    clusters = set(map(_cluster_of, facts.clusters))
+    facts.machines = [obj for obj in objects.harvester_machines if _cluster_of(obj) in clusters]
+
+    facts.secret = permission.secret
+    if facts.secret is None:
+        facts.error = "" if permission.denied else permission.why_none
+        return
+    facts.renewal_problem = permission.problem
+    facts.kubeconfig, facts.renewed = await read_credentials(client, permission, facts.secret)
 
 
 async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:

@@ -9,20 +9,44 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from caphv.api import resources
 from caphv.api.object import STORAGE_CLASSES, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, RequestError
-from caphv.runtime.kubeconfig import KubeconfigError
+from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
 from operations.doctor import settings
-from operations.doctor.harvester import MALFORMED, HarvesterFacts
+from operations.doctor.harvesterfacts import MALFORMED, HarvesterFacts
 from operations.doctor.storage import Storage, selectors_of, used_classes
 from operations.read.management import list_all
+from operations.read.objects import HarvesterObjects
 from operations.read.servers import HARVESTER_SECONDS, SERVERS_AT_ONCE, answering_client, server_of
 
 _LONGHORN_NAMESPACE = "longhorn-system"
 _ACCOUNTS_ASKED = 3
+
+
+class StorageAnswer(NamedTuple):
+    """The storage of a Harvester, and the lists that an account may not read."""
+
+    storage: Storage
+    unlisted: list[str]
+
+
+class SettingsAnswer(NamedTuple):
+    """Settings of a Harvester, and the names of those that an account may not read."""
+
+    settings: list[Obj]
+    unread: list[str]
+
+
+class _Identity(NamedTuple):
+    """An identity to which its Harvester has answered."""
+
+    facts: HarvesterFacts
+    kubeconfig: Kubeconfig
+    objects: HarvesterObjects
 
 
 async def read_shared(harvesters: Iterable[HarvesterFacts]) -> None:
@@ -30,70 +54,66 @@ async def read_shared(harvesters: Iterable[HarvesterFacts]) -> None:
 
     :param harvesters: what was read by each identity; those without an answer stay as they are
     """
-    groups: dict[tuple[str, str], list[HarvesterFacts]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[_Identity]] = defaultdict(list)
     for facts in harvesters:
         if facts.kubeconfig and facts.objects is not None:
-            groups[server_of(facts.kubeconfig)].append(facts)
+            identity = _Identity(facts, facts.kubeconfig, facts.objects)
+            groups[server_of(facts.kubeconfig)].append(identity)
 
     servers = asyncio.Semaphore(SERVERS_AT_ONCE)
     await asyncio.gather(*(_read_group(group, servers) for group in groups.values()))
 
 
-async def _read_group(group: Sequence[HarvesterFacts], servers: asyncio.Semaphore) -> None:
+async def _read_group(group: Sequence[_Identity], servers: asyncio.Semaphore) -> None:
     """Read one Harvester by some of its identities, until nothing is left to read.
 
-    :param group: what was read by the identities of the Harvester
+    :param group: the identities of the Harvester
     :param servers: limits how many Harvesters are asked at once
     """
+    all_facts = [identity.facts for identity in group]
     known = _listed_settings(group)
-    storage = Storage()
     unread = [] if known else list(settings.READ)
-    unlisted = [f"list {STORAGE_CLASSES}"]
-    for facts in group[:_ACCOUNTS_ASKED]:
-        if not unread and not unlisted:
+    best = StorageAnswer(Storage(), [f"list {STORAGE_CLASSES}"])
+    for identity in group[:_ACCOUNTS_ASKED]:
+        if not unread and not best.unlisted:
             break
-        assert facts.kubeconfig  # noqa: S101 - groups have no others
         try:
             async with (
                 servers,
                 answering_client(
-                    facts.kubeconfig, "harvester", HARVESTER_SECONDS, max_in_flight=16
+                    identity.kubeconfig, "harvester", HARVESTER_SECONDS, max_in_flight=16
                 ) as harvester,
             ):
-                read, unread = await read_settings(harvester, unread)
-                known += read
-                if unlisted:
-                    answers = (storage, unlisted), await read_storage(harvester, group)
-                    storage, unlisted = min(answers, key=_missing_part)
+                answer = await read_settings(harvester, unread)
+                unread = answer.unread
+                known += answer.settings
+                if best.unlisted:
+                    best = min(best, await read_storage(harvester, all_facts), key=_missing_part)
         except (RequestError, KubeconfigError, TimeoutError, *MALFORMED):
             continue
 
     missing = [f"get settings {', '.join(unread)}"] if unread else []
-    for facts in group:
-        assert facts.objects is not None  # noqa: S101 - groups have no others
-        facts.objects.settings = known
-        facts.storage = storage
-        facts.unread = [*missing, *unlisted]
+    for identity in group:
+        identity.objects.settings = known
+        identity.facts.storage = best.storage
+        identity.facts.unread = [*missing, *best.unlisted]
 
 
-def _missing_part(answer: tuple[Storage, list[str]]) -> tuple[bool, int]:
+def _missing_part(answer: StorageAnswer) -> tuple[bool, int]:
     """Return a sort key: the less of the storage an account may read, the larger."""
-    storage, unlisted = answer
-    return not storage.classes, len(unlisted)
+    return not answer.storage.classes, len(answer.unlisted)
 
 
-def _listed_settings(group: Iterable[HarvesterFacts]) -> list[Obj]:
-    """Return the settings of the first identity that may list all of them."""
-    for facts in group:
-        if facts.objects and facts.objects.sees(str(resources.HARVESTER_SETTINGS)):
-            return list(facts.objects.settings)
+def _listed_settings(group: Iterable[_Identity]) -> list[Obj]:
+    """Return the settings of the first identity that may list all of them; none without one."""
+    for identity in group:
+        if identity.objects.sees(str(resources.HARVESTER_SETTINGS)):
+            return list(identity.objects.settings)
     return []
 
 
-async def read_settings(harvester: ApiClient, wanted: Iterable[str]) -> tuple[list[Obj], list[str]]:
+async def read_settings(harvester: ApiClient, wanted: Iterable[str]) -> SettingsAnswer:
     """Read settings one by one, because accounts that may not list all of them may get some.
-
-    The second part of the answer has the names of those that the account may not read.
 
     :param harvester: client of the Harvester
     :param wanted: names of settings
@@ -108,18 +128,14 @@ async def read_settings(harvester: ApiClient, wanted: Iterable[str]) -> tuple[li
             return name
 
     answers = await asyncio.gather(*map(read, wanted))
-    return (
+    return SettingsAnswer(
         [answer for answer in answers if isinstance(answer, dict)],
         [answer for answer in answers if isinstance(answer, str)],
     )
 
 
-async def read_storage(
-    harvester: ApiClient, group: Iterable[HarvesterFacts]
-) -> tuple[Storage, list[str]]:
+async def read_storage(harvester: ApiClient, group: Iterable[HarvesterFacts]) -> StorageAnswer:
     """Read StorageClasses, and of Longhorn what those in use need.
-
-    The second part of the answer names the lists that the account may not read.
 
     :param harvester: client of the Harvester
     :param group: what was read by the identities of the Harvester
@@ -144,4 +160,4 @@ async def read_storage(
         storage.jobs = await read(resources.LONGHORN_RECURRING_JOBS, _LONGHORN_NAMESPACE)
     if any(any(selectors_of(storage_class)) for storage_class in used):
         storage.nodes = await read(resources.LONGHORN_NODES, _LONGHORN_NAMESPACE)
-    return storage, unread
+    return StorageAnswer(storage, unread)

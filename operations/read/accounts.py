@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
+from typing import NamedTuple
 
 from caphv.api.identities import (
     KUBECONFIG_KEY,
@@ -115,10 +116,9 @@ async def _read_account(
         return None, [Unseen(describe(key), str(error))]
     if permission.secret is None:
         return None, [Unseen(describe(key), permission.why_none)]
-    answer = await _read_usable(client, permission, permission.secret, given)
-    if isinstance(answer, Unseen):
-        return None, [answer]
-    kubeconfig, renewed = answer
+    credentials = await _read_usable(client, permission, permission.secret, given)
+    if isinstance(credentials, Unseen):
+        return None, [credentials]
 
     denied = permission.denied
     allowed = [obj for obj in clusters if namespace_of(obj) not in denied]
@@ -126,10 +126,10 @@ async def _read_account(
     hidden = [Unseen(describe(key), why) for why in denied.values()]
     account = Account(
         identity=key,
-        kubeconfig=kubeconfig,
+        kubeconfig=credentials.kubeconfig,
         namespaces=frozenset(targets),
         refused=frozenset(denied),
-        renewed=renewed,
+        renewed=credentials.renewed,
     )
     return account, hidden
 
@@ -148,17 +148,17 @@ async def read_unused_identities(
         key = cluster_identity(key_of(obj).name)
         secret = secret_of(obj)
         permission = Permission(key, secret, is_renewed=renewal_of(obj) is not None)
-        answer = await _read_usable(client, permission, secret)
-        if isinstance(answer, Unseen):
-            hidden.append(answer)
+        credentials = await _read_usable(client, permission, secret)
+        if isinstance(credentials, Unseen):
+            hidden.append(credentials)
         else:
-            accounts.append(Account(key, answer[0], renewed=answer[1]))
+            accounts.append(Account(key, credentials.kubeconfig, renewed=credentials.renewed))
     return accounts, hidden
 
 
 async def _read_usable(
     client: ApiClient, permission: Permission, secret: Key, given: Obj | None = None
-) -> tuple[Kubeconfig, Issued | None] | Unseen:
+) -> Credentials | Unseen:
     """Read the credentials of an identity, or say why they cannot be used.
 
     :param client: client of the management cluster
@@ -168,13 +168,12 @@ async def _read_usable(
     """
     key = permission.identity
     try:
-        kubeconfig, renewed = (
-            (kubeconfig_of(key, given), None)
-            if given
-            else await read_credentials(client, permission, secret)
-        )
+        if given:
+            credentials = Credentials(kubeconfig_of(key, given), None)
+        else:
+            credentials = await read_credentials(client, permission, secret)
         # Unusable certificate data must raise here, where the name of the Secret is known.
-        kubeconfig.connection()
+        credentials.kubeconfig.connection()
     except NotFound as error:
         if is_cluster_identity(key):  # its Secret is missing
             return unseen(describe(key), error)
@@ -184,7 +183,7 @@ async def _read_usable(
         return unseen(describe(key), error)
     except ValueError as error:  # of a kubeconfig, or of a name that is empty
         return Unseen(describe(key), str(error))
-    return kubeconfig, renewed
+    return credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,13 +266,21 @@ async def read_permission(
     )
 
 
-async def read_credentials(
-    client: ApiClient, permission: Permission, secret: Key
-) -> tuple[Kubeconfig, Issued | None]:
+class Credentials(NamedTuple):
+    """Credentials of an identity.
+
+    :param kubeconfig: what leads to Harvester
+    :param renewed: record of a token that the provider renews; None for the user's credentials
+    """
+
+    kubeconfig: Kubeconfig
+    renewed: Issued | None
+
+
+async def read_credentials(client: ApiClient, permission: Permission, secret: Key) -> Credentials:
     """Return the credentials that clusters of an identity use.
 
-    The second value is the record of a token that the provider renews, None for the credentials in
-    the user's Secret. Raises what `read_kubeconfig` raises.
+    Raises what `read_kubeconfig` raises.
 
     :param secret: the user's Secret
     """
@@ -283,8 +290,8 @@ async def read_credentials(
             obj = await client.get(SECRETS, key.name, key.namespace)
             issued = issued_of(obj) if obj.get("type") == SECRET_TYPE else None
             if issued and issued.is_usable(datetime.now(UTC)):
-                return kubeconfig_of(key, obj), issued
-    return await read_kubeconfig(client, secret), None
+                return Credentials(kubeconfig_of(key, obj), issued)
+    return Credentials(await read_kubeconfig(client, secret), None)
 
 
 async def without_refused(client: ApiClient, harvester_clusters: Iterable[Obj]) -> list[Obj]:

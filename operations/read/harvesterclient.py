@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -51,13 +52,14 @@ async def ask_accounts(
     Raises the error of the first account if none has it. Raises `ApiError`, `Unreachable` at once
     when the Harvester does not answer.
     """
-    refusal: RequestError | None = None
-    for client in (harvester.client, *harvester.others):
-        try:
+    try:
+        return await request(harvester.client)
+    except (Forbidden, Unauthorized) as error:
+        refusal = error
+
+    for client in harvester.others:
+        with suppress(Forbidden, Unauthorized):
             return await request(client)
-        except (Forbidden, Unauthorized) as error:
-            refusal = refusal or error
-    assert refusal is not None  # noqa: S101 - there is a first account
     raise refusal
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from typing import NamedTuple
 
 from caphv.api import clusterapi, names, resources
 from caphv.api.names import ConditionType, Reason
@@ -92,26 +93,12 @@ def cluster_of(parts: Parts, deployments: list[Obj], now: datetime) -> Cluster:
     topology = spec.get("topology") or {}
     bundles = condition_of(harvester_cluster, ConditionType.ADDON_BUNDLES_READY)
 
-    # The Cluster itself counts its machines. The groups provide the numbers that an older core
-    # omits.
     groups = _groups(parts, deployments)
-    pools = _server_pools(parts, deployments)
-    control_plane = _sum(g for g in groups if g.kind != "MachineDeployment" or g.name in pools)
-    workers = _sum(g for g in groups if g.kind == "MachineDeployment" and g.name not in pools)
-    if not pools:  # the Cluster counts all MachineDeployments as workers
-        control_plane = _replicas(cluster, "controlPlane", control_plane)
-        workers = _replicas(cluster, "workers", workers)
-
+    control_plane, workers = _counts(parts, deployments, groups)
     machine_versions = {
         machine.version for group in groups for machine in group.machines if machine.version
     }
-    control_plane_spec = dict_at(parts.control_plane, "spec")
-    version = str(
-        topology.get("version")
-        or control_plane_spec.get("version")
-        or control_plane_spec.get("kubernetesVersion")  # of an RKEControlPlane
-        or ""
-    )
+    version = _desired_version(parts)
     rolling_out = _is_rolling_out(parts, groups, version)
     problems = with_consequences(problems_of(parts, now), _conditions_by_object(parts, groups))
 
@@ -137,6 +124,41 @@ def cluster_of(parts: Parts, deployments: list[Obj], now: datetime) -> Cluster:
         problems=problems,
         conditions=_conditions(cluster),
         infrastructure_conditions=_conditions(harvester_cluster),
+    )
+
+
+class _Counts(NamedTuple):
+    """The numbers of machines of a cluster."""
+
+    control_plane: Replicas
+    workers: Replicas
+
+
+def _counts(parts: Parts, deployments: list[Obj], groups: tuple[Group, ...]) -> _Counts:
+    """Return the machines of control plane and workers, as the Cluster itself counts them.
+
+    The groups provide the numbers that an older core omits.
+    """
+    pools = _server_pools(parts, deployments)
+    control_plane = _sum(g for g in groups if g.kind != "MachineDeployment" or g.name in pools)
+    workers = _sum(g for g in groups if g.kind == "MachineDeployment" and g.name not in pools)
+    if pools:
+        # The Cluster counts all MachineDeployments as workers.
+        return _Counts(control_plane, workers)
+    return _Counts(
+        _replicas(parts.cluster, "controlPlane", control_plane),
+        _replicas(parts.cluster, "workers", workers),
+    )
+
+
+def _desired_version(parts: Parts) -> str:
+    """Return the Kubernetes version that a cluster is to have; empty if it is not known."""
+    control_plane = dict_at(parts.control_plane, "spec")
+    return str(
+        at(parts.cluster, "spec", "topology", "version")
+        or control_plane.get("version")
+        or control_plane.get("kubernetesVersion")  # of an RKEControlPlane
+        or ""
     )
 
 

@@ -285,9 +285,9 @@ def _template(reason: str, subject: Subject) -> str:
 
 
 def _machine_template(reason: str, subject: Subject, template: str) -> str:
-    """Return the sentence for a Machine that can be replaced, or a safer one than `template`.
+    """Return `template`, or another sentence for a Machine that must not be replaced.
 
-    :param template: the sentence that tells to replace it
+    :param template: the sentence that advises to replace the Machine
     """
     if template == _CORRECT_TEMPLATE and subject.ran:
         return _CORRECT_ON_HARVESTER

@@ -1,7 +1,7 @@
 """Keep the newest backups of replaced control plane machines, and report them.
 
 The machines make them (`reconciler.machine.vmbackup`). They are listed after a start of the
-provider, and after each replaced machine. A dry run of a backup tells before an upgrade what would
+provider, and after each replaced machine. A dry run of a backup shows before an upgrade what would
 fail: a missing right, no backup target, or a storage driver without backups.
 """
 
@@ -64,7 +64,7 @@ async def keep_backups(scope: ClusterScope) -> None:
         return  # before the first machine runs, there is nothing to back up
 
     in_progress = _in_progress(scope)
-    if _is_known(scope, policy, in_progress):
+    if _reuse_check(scope, policy, in_progress):
         return
     memory = scope.memory
     requested = annotations_of(scope.obj).get(RECONCILE_AT_ANNOTATION, "")
@@ -75,7 +75,7 @@ async def keep_backups(scope: ClusterScope) -> None:
             backups = await _delete_surplus(scope, backups, policy, in_progress)
             await _rehearse(scope, candidate)
     except REFUSALS as error:
-        memory.backups = check
+        memory.backups.check = check
         if policy is not None:
             _report_refusal(scope, error)
         return
@@ -83,7 +83,7 @@ async def keep_backups(scope: ClusterScope) -> None:
     existing = {text_at(backup, "metadata", "name") for backup in backups}
     pending = frozenset(name for name in in_progress if backup_name(name) in existing)
     refused = policy is not None and bool(surplus(backups, in_progress, policy.keep))
-    memory.backups = replace(check, pending=pending, refused=refused)
+    memory.backups.check = replace(check, pending=pending, refused=refused)
     if refused:
         scope.requeue_within(_REFUSED_SECONDS)
     _report(scope, policy, backups)
@@ -114,7 +114,7 @@ async def delete_backups(scope: ClusterScope) -> None:
             if being_deleted(backup) or not await _request_deletion(scope, backup)
         ]
     except REFUSALS as error:
-        if isinstance(error, ServerFault) and _may_recover(scope):
+        if isinstance(error, ServerFault) and _record_fault(scope) < _FAULT_SECONDS:
             raise
         # The right is optional, and a deletion must not depend on it.
         refusal = describe_refusal(scope.target_namespace, error)
@@ -133,13 +133,13 @@ async def delete_backups(scope: ClusterScope) -> None:
         )
 
 
-def _may_recover(scope: ClusterScope) -> bool:
-    """Return whether server faults have not lasted too long to retry a deletion."""
+def _record_fault(scope: ClusterScope) -> float:
+    """Record a server fault, and return for how many seconds faults have lasted."""
     memory = scope.memory
     current_time = time.monotonic()
-    if memory.backup_faults_since is None:
-        memory.backup_faults_since = current_time
-    return current_time - memory.backup_faults_since < _FAULT_SECONDS
+    if memory.backups.faults_since is None:
+        memory.backups.faults_since = current_time
+    return current_time - memory.backups.faults_since
 
 
 async def _owned_backups(scope: ClusterScope) -> list[Obj]:
@@ -189,15 +189,15 @@ def _in_progress(scope: ClusterScope) -> frozenset[str]:
     return frozenset(
         key_of(machine).name
         for machine in scope.context.caches.machines_of(scope.cluster)
-        if not scope.context.memory.machine(machine).backup_ended
+        if not scope.context.memory.machine(machine).backup.ended
     )
 
 
-def _is_known(
+def _reuse_check(
     scope: ClusterScope, policy: BackupPolicy | None, in_progress: frozenset[str]
 ) -> bool:
-    """Return whether the last check still says what there is; requeue if it has to be repeated."""
-    check = scope.memory.backups
+    """Return whether the last check still holds, and requeue for the time when it does not."""
+    check = scope.memory.backups.check
     if check is None or check.policy != policy or not check.pending <= in_progress:
         return False
     if wants_adoption(scope.obj):
@@ -297,7 +297,7 @@ def _report(scope: ClusterScope, policy: BackupPolicy | None, backups: list[Obj]
         return
 
     kept = _described(backups) if backups else "no machine was replaced yet"
-    failure = scope.memory.backup_failure
+    failure = scope.memory.backups.failure
     if failure:
         message = f"the VM was deleted without a backup: {failure}; backups: {kept}"
         scope.draft.set_false(_CONDITION, Reason.BACKUP_FAILED, message)

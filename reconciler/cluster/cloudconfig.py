@@ -131,7 +131,7 @@ async def _restore_file(scope: ClusterScope) -> None:
 
     Writes nothing to Harvester.
     """
-    if scope.memory.guest_kubeconfig is not None or not scope.draft.is_true(_READY):
+    if scope.memory.guest.kubeconfig is not None or not scope.draft.is_true(_READY):
         return
     if not _answers(scope):
         return
@@ -182,7 +182,7 @@ async def delete_cloud_config(scope: ClusterScope) -> None:
     if not _steps(scope.obj["spec"]) and not scope.draft.has(_READY):
         return
     # If the deletion fails and a user sets the field again, the account has to be checked at once.
-    scope.memory.account_checked_at = None
+    scope.memory.guest.account_checked_at = None
     await cloudaccount.delete_account(scope)
     await scope.context.object_watches.forget(scope.key)
     scope.context.memory.forget_cluster(scope.key)
@@ -210,10 +210,10 @@ def _report_expiry(scope: ClusterScope, why: str) -> bool:
         f"{verb} at {rfc3339(expires_at)}, and cannot be renewed: {why}"
     )
     # Memory prevents a second Event, because the status of a paused cluster is not written.
-    if scope.memory.expiry_reported != verb and not scope.draft.has_message(_READY, message):
+    if scope.memory.guest.expiry_reported != verb and not scope.draft.has_message(_READY, message):
         log.warning("HarvesterCluster %s: %s", scope.key, message)
         scope.warning_event(Reason.CLOUD_PROVIDER_CONFIG_EXPIRING, message)
-    scope.memory.expiry_reported = verb
+    scope.memory.guest.expiry_reported = verb
     scope.draft.set_false(_READY, Reason.CLOUD_PROVIDER_CONFIG_EXPIRING, message)
     return True
 
@@ -235,8 +235,8 @@ async def _check_account(scope: ClusterScope) -> None:
     """Check every ten minutes that the account of the guests exists, because nothing watches it."""
     memory = scope.memory
     current_time = time.monotonic()
-    if memory.account_checked_at is not None:
-        next_check = memory.account_checked_at + _ACCOUNT_CHECK
+    if memory.guest.account_checked_at is not None:
+        next_check = memory.guest.account_checked_at + _ACCOUNT_CHECK
         if current_time < next_check:
             scope.requeue_within(next_check - current_time)
             return
@@ -244,14 +244,12 @@ async def _check_account(scope: ClusterScope) -> None:
     # A Secret in the workload cluster has a bound token, for which no object exists on Harvester.
     steps = _steps(scope.obj["spec"])
     has_lasting_token = any(step is not deliver_secret for step in steps)
-    if memory.verified_cloud_configs and not await cloudaccount.exists(
-        scope, token=has_lasting_token
-    ):
+    if memory.guest.verified and not await cloudaccount.exists(scope, token=has_lasting_token):
         log.warning(
             "the account of guests of HarvesterCluster %s was deleted on Harvester; recreating it",
             scope.key,
         )
-        memory.verified_cloud_configs.clear()
-        memory.account_lost = True
-    memory.account_checked_at = current_time
+        memory.guest.verified.clear()
+        memory.guest.account_lost = True
+    memory.guest.account_checked_at = current_time
     scope.requeue_within(_ACCOUNT_CHECK)

@@ -353,8 +353,8 @@ class ClusterReconciler:
 
     async def _end_deletion(self, scope: ClusterScope, blocked: Blocked) -> bool:
         """Remove the finalizer of a blocked deletion if allowed, and return whether it was."""
-        machines = self._context.caches.machines_of
-        if deletion.was_never_provisioned(scope.obj) and not machines(scope.cluster):
+        caches = self._context.caches
+        if deletion.was_never_provisioned(scope.obj) and not caches.machines_of(scope.cluster):
             await self._remove_finalizer(scope.obj)
             return True
         if deletion.may_force_delete(scope.obj, blocked):

@@ -40,6 +40,7 @@ from reconciler.cluster.manifest import ManifestError, with_credentials
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import SECRET
 from reconciler.harvester.kubeconfig import kubeconfig
+from reconciler.memory.cluster import VerifiedObject
 from reconciler.triggers import Delay, Trigger, Watched
 
 _PAUSE = 5.0
@@ -69,8 +70,10 @@ async def deliver_manifest(scope: ClusterScope) -> float | None:
     inputs = _inputs(scope)
     if cached is None:
         raise _failure(missing)
-    verified = scope.memory.verified_cloud_configs
-    if verified.get(deliver_manifest.__name__) == (cached["metadata"]["resourceVersion"], inputs):
+    verified = scope.memory.guest.verified
+    if verified.get(deliver_manifest.__name__) == VerifiedObject(
+        cached["metadata"]["resourceVersion"], inputs
+    ):
         return None
 
     # The watch has only metadata, so read the content here, and check its permission again.
@@ -94,7 +97,9 @@ async def deliver_manifest(scope: ClusterScope) -> float | None:
             "CloudConfigWritten",
             f"wrote the credentials of the cloud provider to ConfigMap {target}",
         )
-    verified[deliver_manifest.__name__] = (config_map["metadata"]["resourceVersion"], inputs)
+    verified[deliver_manifest.__name__] = VerifiedObject(
+        config_map["metadata"]["resourceVersion"], inputs
+    )
     return None
 
 
@@ -145,7 +150,7 @@ async def deliver_secret(scope: ClusterScope, *, create: bool = True) -> float |
         )
 
     # A token of a deleted account is invalid, whatever the annotations of the Secret say.
-    if secret and not scope.memory.account_lost:
+    if secret and not scope.memory.guest.account_lost:
         try:
             delay = await _renewal_delay(scope, client, secret, inputs)
         except NotFound:
@@ -155,7 +160,7 @@ async def deliver_secret(scope: ClusterScope, *, create: bool = True) -> float |
             if delay:
                 return delay
 
-    written_at = scope.memory.cloud_config_written_at
+    written_at = scope.memory.guest.secret_written_at
     if written_at is not None and time.monotonic() - written_at < _PAUSE:
         # Another client keeps changing the Secret. Wait, because each rewrite costs a token.
         raise _progress(
@@ -177,8 +182,8 @@ async def _renewal_delay(
     :param inputs: hash of all inputs of the kubeconfig
     """
     delay = renewal(secret, inputs, datetime.now(UTC))
-    version = (secret["metadata"]["resourceVersion"], inputs)
-    verified = scope.memory.verified_cloud_configs
+    version = VerifiedObject(secret["metadata"]["resourceVersion"], inputs)
+    verified = scope.memory.guest.verified
     if not delay or verified.get(deliver_secret.__name__) == version:
         return delay
 
@@ -224,11 +229,11 @@ async def _write_secret(
     watch.observe(written)
 
     memory = scope.memory
-    memory.cloud_config_written_at = time.monotonic()
-    version = (written["metadata"]["resourceVersion"], inputs)
-    memory.verified_cloud_configs[deliver_secret.__name__] = version
-    memory.account_lost = False
-    memory.expiry_reported = ""
+    memory.guest.secret_written_at = time.monotonic()
+    version = VerifiedObject(written["metadata"]["resourceVersion"], inputs)
+    memory.guest.verified[deliver_secret.__name__] = version
+    memory.guest.account_lost = False
+    memory.guest.expiry_reported = ""
 
     scope.event(
         "CloudConfigWritten",
@@ -239,17 +244,18 @@ async def _write_secret(
 
 async def deliver_file(scope: ClusterScope) -> float | None:
     """Provide machines with a kubeconfig that never expires, for a file of their guests."""
-    verified = scope.memory.verified_cloud_configs
+    verified = scope.memory.guest.verified
     inputs = _inputs(scope)
-    if verified.get(deliver_file.__name__) != ("", inputs):
+    version = VerifiedObject("", inputs)
+    if verified.get(deliver_file.__name__) != version:
         publish(scope, await _lasting_kubeconfig(scope))
-        verified[deliver_file.__name__] = ("", inputs)
+        verified[deliver_file.__name__] = version
     return None
 
 
 def publish(scope: ClusterScope, content: str) -> None:
     """Provide machines with the kubeconfig for files of guests, and requeue waiting machines."""
-    scope.memory.guest_kubeconfig = content
+    scope.memory.guest.kubeconfig = content
     scope.context.topics.notify(triggers.cloud_config(scope.key))
 
 

@@ -121,8 +121,8 @@ async def _delete_former_load_balancer(scope: ClusterScope) -> None:
 def report_external_endpoint(scope: ClusterScope) -> None:
     """Report whether the control plane answers at its external endpoint.
 
-    The watch of the workload cluster's Nodes goes through the endpoint, so it tells. Before the
-    control plane is initialized, no machine is expected to answer.
+    The watch of the workload cluster's Nodes goes through the endpoint, so it shows whether the
+    endpoint answers. Before the control plane is initialized, no machine is expected to answer.
     """
     where = describe_endpoint(scope.obj)
     memory = scope.memory

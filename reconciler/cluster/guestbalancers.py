@@ -84,9 +84,7 @@ async def delete_balancers(scope: ClusterScope) -> None:
     Raises `Blocked` while one exists, but not for longer than Harvester's controller should need.
     """
     waiting = [
-        balancer
-        for balancer in deletable_balancers(scope)
-        if not await _is_deleted(scope, balancer)
+        balancer for balancer in deletable_balancers(scope) if not await _delete(scope, balancer)
     ]
     if not waiting:
         return
@@ -217,7 +215,7 @@ async def _record(scope: ClusterScope, balancer: Obj) -> None:
     informer.observe(recorded)
 
 
-async def _is_deleted(scope: ClusterScope, balancer: Obj) -> bool:
+async def _delete(scope: ClusterScope, balancer: Obj) -> bool:
     """Request the deletion of a LoadBalancer, and return whether it is deleted at once."""
     if being_deleted(balancer):
         return False

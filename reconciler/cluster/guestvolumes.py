@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from caphv.api import names
 from caphv.api.conditions import seconds_since
@@ -50,6 +50,7 @@ from reconciler import triggers
 from reconciler.blocked import Blocked
 from reconciler.cluster.guestbalancers import guest_of, is_forced
 from reconciler.cluster.scope import ClusterScope
+from reconciler.memory.cluster import RefusedDeletion
 from reconciler.triggers import Delay, Watched
 
 log = logging.getLogger(__name__)
@@ -110,18 +111,18 @@ async def record_volumes(scope: ClusterScope) -> bool:
         claim = claims.get(scope.target_namespace, name)
         if claim is None:
             if records_all:
-                scope.requeue_within(_RETRY)  # it does not exist, or an event tells of it soon
+                scope.requeue_within(_RETRY)  # it does not exist, or its event comes soon
         elif not being_deleted(claim) and (records_all or proof_entries(claim)):
             complete &= await _record(scope, guest, claim, users.get(name, []), policies)
     return complete
 
 
-def is_learning(scope: ClusterScope) -> bool:
-    """Whether a deleted cluster still waits for the last report of its workload API.
+def _wait_for_last_report(scope: ClusterScope) -> bool:
+    """Return whether a deleted cluster still waits for the last report of its workload API.
 
     Requeues the cluster at the end of that time, and then emits an Event.
     """
-    if not deletes_volumes(scope) or scope.memory.guest_recorded or is_forced(scope):
+    if not deletes_volumes(scope) or scope.memory.volumes.recorded or is_forced(scope):
         return False
     if scope.context.workloads.reclaim_policies(scope.cluster_key) is not None:
         return False
@@ -143,8 +144,10 @@ def is_learning(scope: ClusterScope) -> bool:
 
 def finish_recording(scope: ClusterScope) -> None:
     """Release the VMs of a deleted cluster: nothing else depends on their proof."""
-    if _is_deleted(scope) and not scope.memory.guest_recorded and not is_learning(scope):
-        scope.memory.guest_recorded = True
+    if not _is_deleted(scope) or scope.memory.volumes.recorded:
+        return
+    if not _wait_for_last_report(scope):
+        scope.memory.volumes.recorded = True
         scope.context.topics.notify(triggers.guest_parts(scope.key))
 
 
@@ -176,15 +179,15 @@ async def delete_volumes(scope: ClusterScope) -> None:
 
 def _require_accepted(scope: ClusterScope, refused: list[Obj]) -> None:
     """Raise `Blocked` while Harvester may still accept a deletion that it has refused."""
-    refusals = [scope.memory.refused_volumes[uid_of(claim)] for claim in refused]
-    elapsed = [time.monotonic() - since for since, _ in refusals]
+    refusals = [scope.memory.volumes.refused[uid_of(claim)] for claim in refused]
+    elapsed = [time.monotonic() - refusal.since for refusal in refusals]
     if min(elapsed, default=_REFUSED_SECONDS) < _REFUSED_SECONDS:
         raise Blocked(
             ConditionType.INFRASTRUCTURE_READY,
             Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
             f"Harvester does not delete {_list_names(refused)} of the guest, in namespace "
             f"{scope.target_namespace}; that is tried again for {_REFUSED_SECONDS:.0f} s: "
-            f"{refusals[0][1]}",
+            f"{refusals[0].message}",
             Watched.VM,
             Delay(_NEXT_ATTEMPT),
         )
@@ -198,8 +201,9 @@ def report_kept_volumes(scope: ClusterScope) -> None:
         if being_deleted(claim):
             remaining.append(claim)
         else:
-            _, refusal = scope.memory.refused_volumes.get(uid_of(claim), (0.0, ""))
-            kept[_why_kept(scope, claim) or f"Harvester refused: {refusal}"].append(claim)
+            refusal = scope.memory.volumes.refused.get(uid_of(claim))
+            message = refusal.message if refusal else ""
+            kept[_why_kept(scope, claim) or f"Harvester refused: {message}"].append(claim)
 
     if remaining:
         scope.warning_event(
@@ -262,20 +266,16 @@ async def _record(
     :param users: the VMs that have it
     :param policies: reclaim policies that the workload cluster reports; None if it does not answer
     """
-    name = claim["metadata"]["name"]
-    annotations = annotations_of(claim)
     entries = volume_entries(claim, guest, users)
     if not entries:
         return True
-    changes: dict[str, str | None] = {**proof_annotations(claim, entries)}
-    if not (deletes_volumes(scope) and proof_entries(claim)):
-        changes[names.RECLAIM_POLICY_ANNOTATION] = None  # or the policy of what it is a copy of
-    if deletes_volumes(scope) and policies is not None:
-        # Without its volume, nothing says that it may be deleted.
-        changes[names.RECLAIM_POLICY_ANNOTATION] = policies.get(name)
-    unrecorded = scope.memory.unrecorded_claims
-    if all(annotations.get(key) == value for key, value in changes.items()):
-        if policies is not None or not deletes_volumes(scope):
+
+    name = claim["metadata"]["name"]
+    unrecorded = scope.memory.volumes.unrecorded_claims
+    is_policy_known = policies is not None or not deletes_volumes(scope)
+    changes = _missing_annotations(scope, claim, entries, policies)
+    if not changes:
+        if is_policy_known:
             unrecorded.discard(uid_of(claim))
         return uid_of(claim) not in unrecorded
 
@@ -294,10 +294,33 @@ async def _record(
         unrecorded.add(uid_of(claim))
         scope.requeue_within(_NEXT_ATTEMPT if isinstance(error, Conflict) else _retry(scope))
         return False
-    if policies is not None or not deletes_volumes(scope):
+    if is_policy_known:
         unrecorded.discard(uid_of(claim))
     scope.namespace().claims.observe(recorded)
     return uid_of(claim) not in unrecorded
+
+
+def _missing_annotations(
+    scope: ClusterScope, claim: Obj, entries: Iterable[str], policies: dict[str, str] | None
+) -> dict[str, str | None]:
+    """Return proof and reclaim policy as a claim has to record them; empty if it does.
+
+    :param scope: of the cluster
+    :param claim: the claim
+    :param entries: the guests that the claim has had
+    :param policies: reclaim policies that the workload cluster reports; None if it does not answer
+    """
+    annotations: dict[str, str | None] = {**proof_annotations(claim, entries)}
+    if deletes_volumes(scope) and policies is not None:
+        # Without its volume, nothing says that the claim may be deleted.
+        annotations[names.RECLAIM_POLICY_ANNOTATION] = policies.get(claim["metadata"]["name"])
+    elif not deletes_volumes(scope) or not proof_entries(claim):
+        # A copy of a claim may have the annotation of the original.
+        annotations[names.RECLAIM_POLICY_ANNOTATION] = None
+
+    present = annotations_of(claim)
+    is_recorded = all(present.get(key) == value for key, value in annotations.items())
+    return {} if is_recorded else annotations
 
 
 def _retry(scope: ClusterScope) -> float:
@@ -311,7 +334,7 @@ def _why_kept(scope: ClusterScope, claim: Obj) -> str:
         return "the deletion is forced"
     if not deletes_volumes(scope):
         return f"guestVolumes is not {DELETE}"
-    if uid_of(claim) in scope.memory.unrecorded_claims:
+    if uid_of(claim) in scope.memory.volumes.unrecorded_claims:
         return "has a reclaim policy that could not be recorded"
     used = used_claims(scope.namespace().vms.store)
     return why_kept(claim, scope.owner, used)
@@ -337,9 +360,11 @@ async def _delete(scope: ClusterScope, claim: Obj) -> bool:
         return True
     except (Conflict, Invalid) as error:
         log.info("Harvester does not delete PersistentVolumeClaim %s: %s", key, error)
-        refusals = scope.memory.refused_volumes
-        since, _ = refusals.get(uid_of(claim), (time.monotonic(), ""))
-        refusals[uid_of(claim)] = since, one_line(str(error))[:_MAX_REASON]
+        refusals = scope.memory.volumes.refused
+        former = refusals.get(uid_of(claim))
+        since = former.since if former else time.monotonic()
+        message = one_line(str(error))[:_MAX_REASON]
+        refusals[uid_of(claim)] = RefusedDeletion(since, message)
         return False
     informer.observe_deletion(*key, answer)
     policy = reclaim_policy(claim)

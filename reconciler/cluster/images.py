@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
+from typing import NamedTuple
 
 from caphv.api import names, resources
 from caphv.api.bootimage import ImageImport, import_problems, imports
@@ -66,10 +67,21 @@ async def ensure_images(scope: ClusterScope) -> None:
     pending = []
     answers = True
     for image in declared.values():
-        failure, wait, answers = await _ensure_image(scope, image, answers)
-        failures += [f"{image}: {failure}"] if failure else []
-        pending += [f"{image}: {wait}"] if wait else []
+        state = await _ensure_image(scope, image, answers)
+        answers = state.answers
+        if state.failure:
+            failures.append(f"{image}: {state.failure}")
+        if state.wait:
+            pending.append(f"{image}: {state.wait}")
     _report(scope, failures, pending)
+
+
+class _ImageState(NamedTuple):
+    """Why an image cannot be used, or what it waits for, and whether Harvester answers."""
+
+    failure: str
+    wait: str
+    answers: bool
 
 
 def _forget_refusals(scope: ClusterScope, images: Iterable[ImageImport]) -> None:
@@ -102,12 +114,8 @@ def image_object(image: ImageImport) -> Obj:
     }
 
 
-async def _ensure_image(
-    scope: ClusterScope, image: ImageImport, answers: bool
-) -> tuple[str, str, bool]:
-    """Create an image if Harvester lacks it.
-
-    Return why it cannot be used, what it waits for, and whether Harvester answers.
+async def _ensure_image(scope: ClusterScope, image: ImageImport, answers: bool) -> _ImageState:
+    """Create an image if Harvester lacks it, and return its state.
 
     :param answers: whether Harvester answered the request before
     """
@@ -115,19 +123,19 @@ async def _ensure_image(
     existing = resolve_image(str(image), session.images.store, image.namespace)
     if existing:
         failure = import_failure(existing, image)
-        return failure, "" if failure else existing.pending, answers
+        return _ImageState(failure, "" if failure else existing.pending, answers)
 
     refusals = session.import_refusals
     refusal = refusals.of(image)
     if refusal is None and (namesake := _find_namesake(session.images.store, image)):
         namespace, name = key_of(namesake)
         scope.subscribe(triggers.image(session.fingerprint, namespace, name))
-        return _describe_namesake(namesake), "", answers
+        return _ImageState(_describe_namesake(namesake), "", answers)
     if refusal is None and not answers:
         # Each further request might take as long as the time-out, and the phases that follow do not
         # depend on images.
         scope.requeue_within(_RETRY_SECONDS)
-        return "", "waiting for Harvester to answer", answers
+        return _ImageState("", "waiting for Harvester to answer", answers)
 
     if refusal is None:
         try:
@@ -142,10 +150,10 @@ async def _ensure_image(
             scope.event(
                 "ImageImportStarted", f"Harvester imports {image} as VirtualMachineImage {key}"
             )
-            return "", "Harvester is importing the image", answers
+            return _ImageState("", "Harvester is importing the image", answers)
 
     scope.requeue_within(max(refusals.remaining(refusal), _MIN_SECONDS))
-    return *_describe_refusal(scope, image, refusal), answers
+    return _state_after_refusal(scope, image, refusal, answers=answers)
 
 
 def _find_namesake(images: Iterable[Obj], image: ImageImport) -> Obj | None:
@@ -200,17 +208,18 @@ def _lacks_right(error: RequestError) -> bool:
     return isinstance(error, Forbidden) and "cannot create" in error.message
 
 
-def _describe_refusal(scope: ClusterScope, image: ImageImport, refusal: Refusal) -> tuple[str, str]:
-    """Return why an image cannot be imported, or what it waits for."""
+def _state_after_refusal(
+    scope: ClusterScope, image: ImageImport, refusal: Refusal, *, answers: bool
+) -> _ImageState:
+    """Return why an image cannot be imported, or what the next attempt waits for."""
     error = refusal.error
-    if not isinstance(error, ApiError):
-        return "", f"the request for it failed ({kind_of(error)}), and is repeated"
-    if _may_end_soon(error) and refusal.attempts < _PATIENCE:
+    if isinstance(error, ApiError):
+        if not _may_end_soon(error) or refusal.attempts >= _PATIENCE:
+            return _ImageState(_describe_failure(scope, image, error), "", answers)
         if _is_conflict(error):
-            return "", "waiting for Harvester to report the image"
-        return "", f"the request for it failed ({kind_of(error)}), and is repeated"
-
-    return _describe_failure(scope, image, error), ""
+            return _ImageState("", "waiting for Harvester to report the image", answers)
+    wait = f"the request for it failed ({kind_of(error)}), and is repeated"
+    return _ImageState("", wait, answers)
 
 
 def _describe_failure(scope: ClusterScope, image: ImageImport, error: ApiError) -> str:

@@ -220,7 +220,8 @@ def used_pools(context: Context) -> Iterator[tuple[Session, list[str]]]:
         specs: list[Obj] = [{}]
         pools: list[str] = []
         cluster = context.caches.cluster_of(harvester_cluster)
-        for machine in context.caches.machines_of(cluster) if cluster else ():
+        machines = context.caches.machines_of(cluster) if cluster else []
+        for machine in machines:
             spec = machine.get("spec") or {}
             if spec.get("vmNetworkConfig"):
                 specs.append(spec)

@@ -15,7 +15,7 @@ from reconciler.context import Context
 from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.session import Session
 from reconciler.harvester.views import TargetNamespace
-from reconciler.memory import ClusterMemory
+from reconciler.memory.cluster import ClusterMemory
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Subscription, Watched
 

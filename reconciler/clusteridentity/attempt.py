@@ -6,6 +6,7 @@ import asyncio
 import logging
 import traceback
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from caphv.api.object import Obj, uid_of
 from caphv.api.ownership import Owner
@@ -49,32 +50,43 @@ class Reading:
         return str(self.identity["metadata"]["name"])
 
 
+class Attempt(NamedTuple):
+    """An action on Harvester: the new token if it is to get one, and how it went.
+
+    :param problem: why it failed, in words; empty if it did not
+    """
+
+    token: Token | None
+    problem: str
+    outcome: Outcome
+
+
 class TokenIssuer:
     """Perform actions on Harvester."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    async def perform(self, reading: Reading, action: Action) -> tuple[Token | None, str, Outcome]:
-        """Return a new token if the action is to get one, and how it went: in words if it failed.
+    async def perform(self, reading: Reading, action: Action) -> Attempt:
+        """Perform an action, and return how it went.
 
         Raises nothing that is due to Harvester or to the user's Secret.
         """
         seconds = EXCHANGE_SECONDS if action is Action.EXCHANGE else REQUEST_SECONDS
         try:
             async with asyncio.timeout(seconds):
-                return await self._perform(reading, action), "", Outcome.DONE
+                return Attempt(await self._perform(reading, action), "", Outcome.DONE)
         except TimeoutError:
-            return None, f"not finished within {seconds:.0f} s", Outcome.UNKNOWN
+            return Attempt(None, f"not finished within {seconds:.0f} s", Outcome.UNKNOWN)
         except (ExchangeError, KubeconfigError, RequestError) as error:
-            return None, text_of(error), outcome_of(error)
+            return Attempt(None, text_of(error), outcome_of(error))
         except Exception as error:
             # Clusters need credentials in any case. What a server or a user wrote may be in the
             # message, and not in the trace.
             trace = "".join(traceback.format_tb(error.__traceback__))
             log.error("%s %s: %s\n%s", _KIND, reading.name, type(error).__name__, trace)
             problem = f"unexpected {type(error).__name__}, which the log of the provider shows"
-            return None, problem, Outcome.REFUSED
+            return Attempt(None, problem, Outcome.REFUSED)
 
     async def _perform(self, reading: Reading, action: Action) -> Token | None:
         connect = self._context.sessions.client

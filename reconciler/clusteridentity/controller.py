@@ -22,7 +22,7 @@ from caphv.api.tokenrenewal import Renewal, issued_at, renewal_of, scope_of
 from caphv.runtime.controller import Result
 from caphv.runtime.errors import Conflict, NotFound, RequestError
 from reconciler.clusteridentity import status
-from reconciler.clusteridentity.attempt import Reading, TokenIssuer, outcome_of, text_of
+from reconciler.clusteridentity.attempt import Attempt, Reading, TokenIssuer, outcome_of, text_of
 from reconciler.clusteridentity.decision import (
     MAX_WAIT_SECONDS,
     Action,
@@ -183,25 +183,26 @@ class TokenRenewer:
         facts = self._facts(reading)
         outcomes = dict[Action, Outcome]()
         while action := next_action(facts, outcomes, state.tries):
-            token = None
             try:
                 if action is Action.EXCHANGE and reading.source.credentials is not None:
                     secret = await self._secrets.hold(reading.identity, reading.secret)
                     reading = replace(reading, secret=secret)
-                token, problem, outcome = await self._issuer.perform(reading, action)
+                attempt = await self._issuer.perform(reading, action)
             except Conflict:
                 raise
             except RequestError as error:
-                problem = text_of(error)
-                outcome = outcome_of(error)
-            outcomes[action] = outcome
-            state.note(action, outcome, problem, facts)
-            if outcome is not Outcome.DONE:
-                log.info("%s %s: %s: %s", _KIND, reading.name, action.value, problem)
+                attempt = Attempt(None, text_of(error), outcome_of(error))
+
+            outcomes[action] = attempt.outcome
+            state.note(action, attempt.outcome, attempt.problem, facts)
+            if attempt.outcome is not Outcome.DONE:
+                log.info("%s %s: %s: %s", _KIND, reading.name, action.value, attempt.problem)
             elif action is Action.PROBE:
                 self._identities.renewed.rejected.pop(reading.name, None)
-            if token is not None and reading.secret is not None:
-                reading = await self._keep(reading, reading.secret, action, token, facts.now)
+            if attempt.token is not None and reading.secret is not None:
+                reading = await self._keep(
+                    reading, reading.secret, action, attempt.token, facts.now
+                )
         return reading, outcomes
 
     async def _apply(

@@ -193,7 +193,7 @@ def _wanted(facts: Facts, outcomes: Mapping[Action, Outcome]) -> Iterator[Action
     is_rejected = Outcome.REJECTED in (outcomes.get(Action.PROBE), outcomes.get(Action.RENEW))
     is_refused = outcomes.get(Action.RENEW) is Outcome.REFUSED
 
-    # Only the token itself can tell whether it was revoked.
+    # Only a request with the token shows whether it was revoked.
     is_proven = facts.in_use and not facts.is_suspect
     if facts.token is not None and not facts.has_ended and not is_proven:
         yield Action.PROBE

@@ -103,8 +103,8 @@ class TokenSecrets:
     async def hold(self, identity: Obj, secret: Obj | None) -> Obj:
         """Return the provider's Secret, created if necessary, with the finalizer.
 
-        This shows that a token can be kept: one that is not kept could not be revoked. Raises
-        `Conflict` if others wrote the Secret, `RequestError`.
+        It is written before a token is issued, because a token that cannot be stored could not be
+        revoked either. Raises `Conflict` if others wrote the Secret, `RequestError`.
         """
         if secret is None:
             key = self._identities.renewed.key_of(identity["metadata"]["name"])

@@ -23,7 +23,8 @@ from caphv.api.livechanges import (
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, at
 from caphv.api.resources import HARVESTER_MACHINE_TEMPLATES, HARVESTER_MACHINES
-from reconciler.machine.growth import updated_message
+from reconciler.machine.growth import followed_fields, updated_message
+from reconciler.machine.inplace import is_update_in_progress
 
 API_VERSION = "hooks.runtime.cluster.x-k8s.io/v1alpha1"
 HANDLER = "caphv"
@@ -130,10 +131,8 @@ def update_machine(request: Obj, facts: Facts) -> Obj:
 
     machine = facts.machine(_key(wanted))
     conditions = at(machine, "status", "conditions") or []
-    up_to_date = get_condition(conditions, ConditionType.VM_UP_TO_DATE) or {}
-    # The condition may be older than the spec, so its message has to name the sizes of the spec.
     message = updated_message(wanted.get("spec") or {})
-    if (up_to_date.get("status"), up_to_date.get("message")) == ("True", message):
+    if machine is not None and _has_followed(machine, wanted):
         return {"status": "Success", "message": message, "retryAfterSeconds": 0}
 
     waiting = _reported_wait(conditions) if _knows_machine(wanted, machine) else ""
@@ -142,6 +141,21 @@ def update_machine(request: Obj, facts: Facts) -> Obj:
         "message": waiting or f"waiting until {message}",
         "retryAfterSeconds": _RETRY_SECONDS,
     }
+
+
+def _has_followed(machine: Obj, wanted: Obj) -> bool:
+    """Return whether the VM of a HarvesterMachine is as Cluster API wants it.
+
+    The cached machine may be older than its new spec, and its condition older than the machine.
+    """
+    conditions = at(machine, "status", "conditions") or []
+    up_to_date = get_condition(conditions, ConditionType.VM_UP_TO_DATE) or {}
+    is_current = up_to_date.get("observedGeneration") == at(machine, "metadata", "generation")
+    if not is_current or not is_update_in_progress(machine):
+        return False
+    if followed_fields(machine.get("spec") or {}) != followed_fields(wanted.get("spec") or {}):
+        return False
+    return up_to_date.get("status") == "True"
 
 
 def _knows_machine(wanted: Obj, machine: Obj | None) -> bool:

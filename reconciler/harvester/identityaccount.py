@@ -201,29 +201,32 @@ def rights_of(account: Account, objs: Iterable[Obj]) -> frozenset[tuple[str, str
 
 
 def problem_of_namespaces(account: Account, bindings: Iterable[Obj]) -> str:
-    """Return why an account could issue tokens of other accounts, or they its; empty if neither.
+    """Return why accounts of two identities could issue tokens of each other; empty if they cannot.
 
     In its target namespaces, an account may issue tokens of any ServiceAccount.
 
     :param bindings: all bindings on Harvester
     """
-    space = account.namespace
-    own = (account.namespace, account.name)
-    if space in account.targets:
-        return f"namespace {space} is one of targetNamespaces: choose another namespace"
+    own = Key(account.namespace, account.name)
+    if own.namespace in account.targets:
+        return f"namespace {own.namespace} is one of targetNamespaces: choose another namespace"
+
     for obj in bindings:
         role = text_at(obj, "roleRef", "name")
-        if role == GUESTS_ROLE and text_at(obj, "metadata", "namespace") == space:
+        if role == GUESTS_ROLE and text_at(obj, "metadata", "namespace") == own.namespace:
             return (
-                f"namespace {space} is a target namespace of another account, which may issue "
-                "tokens in it: choose another namespace"
+                f"namespace {own.namespace} is a target namespace of another account, which may "
+                "issue tokens in it: choose another namespace"
             )
-        for subject in list_at(obj, "subjects") if role == CLUSTER_WIDE_ROLE else ():
-            other = text_at(subject, "namespace"), text_at(subject, "name")
-            if other[0] in account.targets and other != own:
+        if role != CLUSTER_WIDE_ROLE:
+            continue
+
+        for subject in list_at(obj, "subjects"):
+            other = Key(text_at(subject, "namespace"), text_at(subject, "name"))
+            if other.namespace in account.targets and other != own:
                 return (
-                    f"target namespace {other[0]} has account {other[0]}/{other[1]} of another "
-                    "identity, whose tokens this one could issue: choose another target namespace"
+                    f"target namespace {other.namespace} has account {other} of another identity, "
+                    "whose tokens this one could issue: choose another target namespace"
                 )
     return ""
 

@@ -183,7 +183,9 @@ class Session(ClusterWideCaches):
     async def unwatch_namespace(self, name: str) -> None:
         """Close the caches of a target namespace that is no longer used."""
         namespace = self.namespaces.pop(name, None)
-        for view in namespace.views if namespace else ():
+        if namespace is None:
+            return
+        for view in namespace.views:
             await self._sharing.close(view)
 
     # Health

@@ -59,7 +59,7 @@ class CacheSharing:
             cache = self._harvester.cache(view.collection)
             await self._share_turns(view)
             if view.is_shared and cache.reads(self._session):
-                continue  # the account lists the collection itself, so a review tells nothing new
+                continue  # the account lists the collection itself, so a review is not needed
 
             allowed = await may(self._session.client, "list", view.collection)
             if view.is_shared and not allowed:

@@ -86,11 +86,15 @@ def instance(vmi: Obj) -> Obj:
     # The guest reports the UUID as its system UUID, which identifies the VM of a Node.
     marks = _marks(vmi["metadata"])
     firmware = ((vmi.get("spec") or {}).get("domain") or {}).get("firmware")
-    for section, fields in _SIZE if marks else ():
-        if size := _kept(status.get(section), fields):
-            slim_status[section] = size
-    if marks and (volumes := _machine_volumes(vmi)):
-        slim_status["volumeStatus"] = volumes
+    if marks:
+        slim_status |= {
+            section: size
+            for section, fields in _SIZE
+            if (size := _kept(status.get(section), fields))
+        }
+        if volumes := _machine_volumes(vmi):
+            slim_status["volumeStatus"] = volumes
+
     # Devices of other VMs count, too, because a device has one user.
     requested = at(vmi, "spec", "domain", "devices")
     devices = _devices(requested) if isinstance(requested, dict) else {}

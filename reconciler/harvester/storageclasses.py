@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from caphv.api.names import LONGHORN_DRIVER
 from caphv.api.object import STORAGE_CLASSES, Obj
@@ -47,30 +48,37 @@ class StorageClass:
     exists: bool | None = True
 
 
+class _Answer(NamedTuple):
+    """An answer of Harvester, and when it was read."""
+
+    read_at: float
+    storage_class: StorageClass
+
+
 class StorageClasses:
     """What is known of StorageClasses, kept for five minutes."""
 
     def __init__(self) -> None:
-        self._read: dict[tuple[str, str], tuple[float, StorageClass]] = {}
+        self._answers: dict[tuple[str, str], _Answer] = {}
 
-    async def known(self, client: ApiClient, account: str, name: str) -> StorageClass:
-        """Return what is known of a StorageClass, from before if Harvester fails just now.
+    async def read(self, client: ApiClient, account: str, name: str) -> StorageClass:
+        """Return what is known of a StorageClass; the last answer while Harvester gives none.
 
-        Raises `RequestError` for a failure if nothing is known from before.
+        Raises `RequestError` if Harvester gives no answer and the last one is too old.
 
         :param client: client of Harvester
         :param account: fingerprint of the account that the client uses
         :param name: name of the StorageClass
         """
         current_time = time.monotonic()
-        self._read = {
-            key: entry
-            for key, entry in self._read.items()
-            if current_time - entry[0] < _KEPT_SECONDS
+        self._answers = {
+            key: answer
+            for key, answer in self._answers.items()
+            if current_time - answer.read_at < _KEPT_SECONDS
         }
-        before = self._read.get((account, name))
-        if before and current_time - before[0] < _FRESH_SECONDS:
-            return before[1]
+        last = self._answers.get((account, name))
+        if last and current_time - last.read_at < _FRESH_SECONDS:
+            return last.storage_class
 
         try:
             storage_class = StorageClass(class_obstacle(await client.get(STORAGE_CLASSES, name)))
@@ -84,8 +92,8 @@ class StorageClasses:
             storage_class = StorageClass(f"StorageClass {name} does not exist", exists=False)
         except RequestError:
             # An answer that changes with each failure would replace machines without need.
-            if before is None:
+            if last is None:
                 raise
-            return before[1]
-        self._read[account, name] = (current_time, storage_class)
+            return last.storage_class
+        self._answers[account, name] = _Answer(current_time, storage_class)
         return storage_class

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from caphv.api import resources
 from caphv.api.object import Obj, list_at
@@ -29,11 +31,18 @@ class ClaimModes:
     volume_mode: str = "Block"
 
 
+class _Answer(NamedTuple):
+    """An answer of Harvester, and when it was read."""
+
+    read_at: float
+    modes: Sequence[ClaimModes]
+
+
 class StorageProfiles:
     """The modes that StorageClasses offer, read when a VM is created and kept for a minute."""
 
     def __init__(self) -> None:
-        self._read: dict[tuple[str, str], tuple[float, Sequence[ClaimModes]]] = {}
+        self._answers: dict[tuple[str, str], _Answer] = {}
 
     async def modes_of(
         self, client: ApiClient, account: str, storage_class: str
@@ -47,22 +56,19 @@ class StorageProfiles:
         """
         key = account, storage_class
         current_time = time.monotonic()
-        read_at, modes = self._read.get(key, (-_KEPT_SECONDS, ()))
-        if current_time - read_at < _KEPT_SECONDS:
-            return modes
-
-        try:
-            modes = offered_modes(await client.get(resources.STORAGE_PROFILES, storage_class))
-        except (Forbidden, NotFound):
-            modes = ()
-
         # Drop entries that are too old to be used, so that the memory stays small.
-        self._read = {
-            key: entry
-            for key, entry in self._read.items()
-            if current_time - entry[0] < _KEPT_SECONDS
+        self._answers = {
+            key: answer
+            for key, answer in self._answers.items()
+            if current_time - answer.read_at < _KEPT_SECONDS
         }
-        self._read[key] = (current_time, modes)
+        if last := self._answers.get(key):
+            return last.modes
+
+        modes: Sequence[ClaimModes] = ()
+        with suppress(Forbidden, NotFound):
+            modes = offered_modes(await client.get(resources.STORAGE_PROFILES, storage_class))
+        self._answers[key] = _Answer(current_time, modes)
         return modes
 
 

@@ -235,7 +235,7 @@ async def _ensure_account(
     try:
         await _claim(client, account, owner)
     except Conflict:
-        # Another identity has claimed it meanwhile, which its record tells.
+        # Its record shows that another identity has claimed it meanwhile.
         await _claim(client, account, owner)
     await identityaccount.create(client, account, client.server, lasting_token=False)
     bound = await _ensure_bound(client, key, owner)

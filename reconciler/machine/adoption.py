@@ -43,7 +43,7 @@ from caphv.runtime.errors import NotFound
 from reconciler.blocked import Blocked
 from reconciler.machine.addresses.entries import adopt_addresses
 from reconciler.machine.labelling import label_patch
-from reconciler.machine.scope import MachineScope
+from reconciler.machine.scope import MachineScope, ProvisioningScope
 from reconciler.machine.vmclaims import boot_claims
 from reconciler.triggers import Watched
 
@@ -127,7 +127,7 @@ def _has_go_mark(vm: Obj) -> bool:
     return names.MACHINE_TYPE_LABEL in annotations or names.MACHINE_TYPE_LABEL in labels_of(vm)
 
 
-async def adopt_or_refuse(scope: MachineScope, vm: Obj) -> Obj:
+async def adopt_or_refuse(scope: ProvisioningScope, vm: Obj) -> Obj:
     """Return the VM with our record, after adopting it, its disks, Secret and address if needed.
 
     Raises `Blocked` if the VM belongs to another owner or is not the previous VM.
@@ -175,7 +175,7 @@ def _require_adoptable(scope: MachineScope, vm: Obj, *, adopts: bool) -> None:
         )
 
 
-async def _ensure_record(scope: MachineScope, vm: Obj) -> Obj:
+async def _ensure_record(scope: ProvisioningScope, vm: Obj) -> Obj:
     """Write our record on the VM and its belongings, unless they carry it already."""
     new_record = record(scope.owner)
     old_record = {name: value for name, value in annotations_of(vm).items() if name in new_record}

@@ -94,7 +94,7 @@ def _guest_files(scope: MachineScope) -> list[Obj]:
 
     cluster = key_of(scope.harvester_cluster)
     with scope.subscribe(triggers.cloud_config(cluster)) as delivered:
-        content = scope.context.memory.cluster(scope.harvester_cluster).guest_kubeconfig
+        content = scope.context.memory.cluster(scope.harvester_cluster).guest.kubeconfig
         if content is None:
             message = (
                 "waiting for the cloud config; see CloudProviderConfigReady of the HarvesterCluster"

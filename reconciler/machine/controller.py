@@ -43,8 +43,8 @@ from reconciler.machine.inplace import follow_update
 from reconciler.machine.node import initialize_node, set_provider_id
 from reconciler.machine.report import report_drift
 from reconciler.machine.running import wait_for_running_vm
-from reconciler.machine.scope import MachineScope
-from reconciler.memory import GRACE_SECONDS
+from reconciler.machine.scope import MachineScope, ProvisioningScope
+from reconciler.memory.periods import GRACE_SECONDS
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Watched
 
@@ -60,11 +60,11 @@ def _is_provisioned(scope: MachineScope) -> bool:
     return bool(scope.draft.fields.get("initialization"))
 
 
-async def _follow_spec(scope: MachineScope, vm: Obj, vmi: Obj | None) -> Obj:
+async def _follow_spec(scope: ProvisioningScope, vm: Obj, vmi: Obj | None) -> Obj:
     """Let the VM follow an update in place, report drift, and return the VM."""
-    vm, refusal = await follow_update(scope, vm, vmi)
-    report_drift(scope, vm, vmi, refusal)
-    return vm
+    followed = await follow_update(scope, vm, vmi)
+    report_drift(scope, followed.vm, vmi, followed.refusal)
+    return followed.vm
 
 
 class MachineReconciler:
@@ -104,7 +104,7 @@ class MachineReconciler:
             scope.draft.set_true(ConditionType.PAUSED)
             await self._write(scope)
             return await self._adopt_parked(scope)
-        if not being_deleted(obj) and (scope.machine is None or scope.cluster is None):
+        if not being_deleted(obj) and not isinstance(scope, ProvisioningScope):
             return None  # Cluster API sets owner and label first, and that change requeues it
 
         scope.draft.set_false(ConditionType.PAUSED, Reason.NOT_PAUSED)
@@ -112,7 +112,7 @@ class MachineReconciler:
         try:
             # A machine in deletion needs this, too, because the hook delays the deletion.
             await ensure_handover(scope)
-            if being_deleted(obj):
+            if not isinstance(scope, ProvisioningScope):
                 await self._delete(scope)
                 return None
             vm, vmi = await self._provide_vm(scope)
@@ -146,7 +146,7 @@ class MachineReconciler:
         cluster = scope.cluster
         if cluster is None or not parking.owns_pause(cluster) or parking.is_moving(cluster):
             return None
-        if clusterapi.paused(None, scope.obj) or being_deleted(scope.obj) or scope.machine is None:
+        if clusterapi.paused(None, scope.obj) or not isinstance(scope, ProvisioningScope):
             return None
 
         try:
@@ -156,7 +156,7 @@ class MachineReconciler:
 
         except Blocked as blocked:
             if blocked.outage:
-                return Result(requeue_after=blocked.requeue_after)  # the session tells of its end
+                return Result(requeue_after=blocked.requeue_after)  # the session reports its end
             scope.memory.adoption_refusal = blocked.message
             delays = filter(None, (blocked.requeue_after, _ADOPT_SECONDS))
             return Result(requeue_after=min(delays))
@@ -170,7 +170,7 @@ class MachineReconciler:
         # Transient states end within seconds, and writing each of them would cost a request.
         debounce = 0.0
         if not blocked.warn:
-            debounce = scope.memory.debounce(
+            debounce = scope.memory.transient.remaining(
                 GRACE_SECONDS if blocked.unknown else _DEBOUNCE_SECONDS
             )
         if not debounce:
@@ -179,7 +179,7 @@ class MachineReconciler:
         delays = (debounce, blocked.requeue_after, scope.requeue_after)
         return Result(requeue_after=min(filter(None, delays), default=None))
 
-    async def _provide_vm(self, scope: MachineScope) -> tuple[Obj, Obj | None]:
+    async def _provide_vm(self, scope: ProvisioningScope) -> tuple[Obj, Obj | None]:
         """Run the steps up to the VM of the machine; return the VM, and its instance or None."""
         self._require_infrastructure(scope)
         # Set the finalizer before the first request to Harvester, because objects there must delay
@@ -191,7 +191,7 @@ class MachineReconciler:
         return vm, vmi
 
     async def _complete(
-        self, scope: MachineScope, vm: Obj, vmi: Obj | None, *, node_failed: bool
+        self, scope: ProvisioningScope, vm: Obj, vmi: Obj | None, *, node_failed: bool
     ) -> None:
         """Run the steps from the VM to an initialized Node.
 
@@ -228,7 +228,7 @@ class MachineReconciler:
         scope.draft.rebase(scope.obj)
 
     async def _initialize_early(
-        self, scope: MachineScope, vm: Obj, vmi: Obj | None
+        self, scope: ProvisioningScope, vm: Obj, vmi: Obj | None
     ) -> RequestError | None:
         """Initialize a Node that exists already, before the VM reports anything.
 
@@ -236,7 +236,7 @@ class MachineReconciler:
         of the workload API instead of raising it, because the following steps do not depend on that
         API.
         """
-        if vmi is None or not scope.cluster_key:
+        if vmi is None:
             return None
         if not self._context.workloads.node(scope.cluster_key, scope.name):
             return None
@@ -265,14 +265,13 @@ class MachineReconciler:
         ):
             scope.draft.set_true(condition)
         scope.draft.set_ready(ready=True)
-        scope.memory.end_transient()
+        scope.memory.transient.end()
         if not was_ready:
             # Cluster API waits for this status, and the following steps use APIs that may be slow.
             await self._write(scope)
 
-    def _require_infrastructure(self, scope: MachineScope) -> None:
+    def _require_infrastructure(self, scope: ProvisioningScope) -> None:
         """Raise `Blocked` until the HarvesterCluster is provisioned."""
-        assert scope.cluster is not None  # noqa: S101 - checked by the caller
         if scope.harvester_cluster and clusterapi.infrastructure_provisioned(scope.cluster):
             return
 
@@ -299,6 +298,7 @@ class MachineReconciler:
             self._context.caches.harvester_machines.forget(*scope.key)
 
     def _scope(self, obj: Obj) -> MachineScope:
+        """Return a `ProvisioningScope` if Machine and Cluster exist, unless it is being deleted."""
         caches = self._context.caches
         reference = owner_reference(obj, "Machine", resources.CLUSTER_API_GROUP)
         machine = None
@@ -308,7 +308,9 @@ class MachineReconciler:
         cluster = caches.cluster_of(obj)
         harvester_cluster = caches.harvester_cluster_of(cluster) if cluster else None
         draft = StatusDraft(obj)
-        return MachineScope(self._context, obj, machine, cluster, harvester_cluster, draft)
+        if machine is None or cluster is None or being_deleted(obj):
+            return MachineScope(self._context, obj, machine, cluster, harvester_cluster, draft)
+        return ProvisioningScope(self._context, obj, machine, cluster, harvester_cluster, draft)
 
     def _report(self, scope: MachineScope, blocked: Blocked) -> None:
         """Set the conditions of a machine that waits, with the Event of `Blocked.warn`."""

@@ -22,7 +22,7 @@ from reconciler.machine.adoption import adopt_or_refuse
 from reconciler.machine.bootstrap import bootstrap_data, ensure_secret
 from reconciler.machine.network import Dhcp
 from reconciler.machine.quota import REFUSED_SECONDS, check_quota, handle_refusal, record_free_quota
-from reconciler.machine.scope import MachineScope
+from reconciler.machine.scope import MachineScope, ProvisioningScope
 from reconciler.machine.validation import InvalidSpecError
 from reconciler.machine.vm import VirtualMachineInputs, has_maxima, virtual_machine
 from reconciler.machine.vmclaims import claim_templates
@@ -30,7 +30,7 @@ from reconciler.machine.vminputs import offered_modes, require_inputs
 from reconciler.triggers import Delay
 
 
-async def create_vm(scope: MachineScope) -> Obj:
+async def create_vm(scope: ProvisioningScope) -> Obj:
     """Reserve the addresses of a machine, write its cloud-init Secret, and create its VM.
 
     All steps can be repeated.
@@ -75,7 +75,7 @@ def _growth_warning(scope: MachineScope, inputs: VirtualMachineInputs) -> str:
     return f"; cpuMax and memoryMax have no effect: {obstacle}"
 
 
-async def _request_vm(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:
+async def _request_vm(scope: ProvisioningScope, inputs: VirtualMachineInputs) -> Obj:
     """Have Harvester create the VM, or adopt an existing VM of this name, and return the VM.
 
     Raises `Blocked` if Harvester refuses the VM, `ApiError` and `Unreachable` for a retry.

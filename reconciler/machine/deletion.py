@@ -41,7 +41,7 @@ async def delete_machine(scope: MachineScope) -> None:
 
     namespace = scope.require_current_namespace()
     vm = namespace.vms.get(scope.target_namespace, scope.name)
-    if vm is None and scope.memory.vm_deleted_at is None:
+    if vm is None and scope.memory.deletion.vm_deleted_at is None:
         # The cache may lag behind, and a VM that is missed here would stay forever.
         vm = await scope.live_vm()
     is_ours = vm is None or owner_of_vm(scope, vm) is VmOwner.MACHINE
@@ -83,7 +83,7 @@ def _require_recorded_guest(scope: MachineScope) -> None:
     if patience <= 0:
         return
     with scope.subscribe(triggers.guest_parts(key_of(harvester_cluster))) as recorded:
-        if not scope.context.memory.cluster(harvester_cluster).guest_recorded:
+        if not scope.context.memory.cluster(harvester_cluster).volumes.recorded:
             message = "waiting for the cluster to record what its guest created on Harvester"
             raise scope.in_progress(message, recorded, Delay(patience))
 
@@ -93,7 +93,7 @@ async def _wait_for_stop(scope: MachineScope, namespace: TargetNamespace) -> Non
     instance = namespace.instances.get(scope.target_namespace, scope.name)
     # KubeVirt keeps a VM until its instance is deleted. If this process has not followed the
     # deletion of the VM, read the instance from Harvester, because the cache may lag behind.
-    if instance is None and scope.memory.vm_deleted_at is None:
+    if instance is None and scope.memory.deletion.vm_deleted_at is None:
         instance = await namespace.instances.read(scope.target_namespace, scope.name)
     if instance:
         message = f"waiting for VirtualMachineInstance {scope.name} on Harvester to stop"
@@ -197,4 +197,4 @@ def _owns_secret(scope: MachineScope, secret: Obj) -> bool:
     # A VM that was deleted before it was adopted has the record of its former owner, and so has
     # its Secret.
     owner = recorded_owner(secret)
-    return owner is not None and owner == scope.memory.deleted_vm_owner
+    return owner is not None and owner == scope.memory.deletion.vm_owner

@@ -68,7 +68,7 @@ async def delete_disks(scope: MachineScope, namespace: TargetNamespace, *, is_ou
     # Harvester refuses to delete disks that another VM uses.
     others = claims_of_others(scope, namespace, is_ours=is_ours)
     disks = [claim for claim in disks if claim["metadata"]["name"] not in others]
-    deleted_at = scope.memory.vm_deleted_at
+    deleted_at = scope.memory.deletion.vm_deleted_at
     if disks and deleted_at is not None and time.monotonic() - deleted_at < _DELETION_SECONDS:
         # Harvester is deleting the disks with the VM, and a second request would gain nothing.
         raise _waiting_for_disks(scope, disks, Delay(_DELETION_SECONDS))
@@ -106,11 +106,11 @@ def is_kept_by_snapshot(claim: Obj) -> bool:
     Nothing has to be done for it, and the end of the snapshot may depend on a backup target that
     does not answer.
     """
+    if not being_deleted(claim):
+        return False
     finalizers = set(claim["metadata"].get("finalizers") or ())
-    return being_deleted(claim) and _SNAPSHOT_FINALIZER in finalizers <= {
-        _SNAPSHOT_FINALIZER,
-        _PROTECTION_FINALIZER,
-    }
+    others = finalizers - {_SNAPSHOT_FINALIZER, _PROTECTION_FINALIZER}
+    return _SNAPSHOT_FINALIZER in finalizers and not others
 
 
 async def _delete_disk(scope: MachineScope, namespace: TargetNamespace, claim: Obj) -> None:

@@ -23,7 +23,7 @@ from reconciler.machine.diskgrowth import (
     larger_disks,
     missing_templates,
 )
-from reconciler.machine.drift import DISKS, drift
+from reconciler.machine.drift import disk_drift
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmclaims import machine_disks
 
@@ -38,7 +38,7 @@ _MAX_DIFFERENCE = 512
 class DiskObstacles:
     """Why disks of a VM cannot grow, and why it cannot get disks; empty if they can.
 
-    None for what Harvester does not tell just now.
+    None for what Harvester does not report just now.
     """
 
     growth: str | None
@@ -108,14 +108,13 @@ def disk_difference(vm: Obj, expected: Obj) -> str:
     """
     larger = _patched(vm, larger_disks(vm, expected))
     complete = _patched(larger, added_disks(larger, expected))
-    differences = [text for text in drift(expected, complete) if text.startswith(f"{DISKS} is ")]
-    return plain("; ".join(differences), _MAX_DIFFERENCE)
+    return plain(disk_drift(expected, complete), _MAX_DIFFERENCE)
 
 
 async def addition_refusals(scope: MachineScope, vm: Obj, expected: Obj) -> AsyncIterator[str]:
     """Yield why the VM cannot get the disks that it lacks, before a change begins.
 
-    Raises `RequestError` if Harvester does not tell.
+    Raises `RequestError` if Harvester does not answer.
 
     :param expected: the VM of the machine's spec
     """
@@ -140,7 +139,7 @@ async def addition_refusals(scope: MachineScope, vm: Obj, expected: Obj) -> Asyn
 async def _storage_class(scope: MachineScope, name: str) -> StorageClass:
     session = scope.session()
     classes = scope.context.memory.storage_classes
-    return await classes.known(session.client, session.fingerprint, name)
+    return await classes.read(session.client, session.fingerprint, name)
 
 
 def _patched(obj: Obj, patch: Mapping[str, Any]) -> Obj:

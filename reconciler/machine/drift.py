@@ -16,14 +16,12 @@ from typing import Any
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of, at, dict_at
 from caphv.api.quantity import quantity
+from caphv.api.vmdifferences import Difference
 from reconciler.machine import hostresources
 from reconciler.machine.images import split_reference
 from reconciler.machine.placement import as_harvester_keeps, without_requirement
 from reconciler.machine.vm import can_grow
 from reconciler.machine.vmclaims import ClaimTemplate, claim_templates, machine_disks
-
-DISKS = "disks"
-"""Name of the field that differs if disks do."""
 
 _STARTED = ("Always", "RerunOnFailure")
 # If an overlay network has DHCP, Harvester's admission has replaced the bridge of an interface by
@@ -40,29 +38,37 @@ def drift(expected: Obj, actual: Obj, requirement: Obj | None = None) -> tuple[s
         preference
     """
     return (
-        *_field_differences(expected, actual),
+        *_field_differences(expected, actual).values(),
         *hostresources.differences(_instance_spec(expected), _instance_spec(actual)),
         *_affinity_differences(expected, actual, requirement),
     )
 
 
-def _field_differences(expected: Obj, actual: Obj) -> Iterator[str]:
-    """Name the fields of `_view` that differ, with both values."""
+def disk_drift(expected: Obj, actual: Obj) -> str:
+    """Return how the disks of a VM differ from the expected ones; empty if they do not."""
+    return _field_differences(expected, actual).get(Difference.DISKS, "")
+
+
+def _field_differences(expected: Obj, actual: Obj) -> dict[str, str]:
+    """Return the differing fields of `_view`, each with a text that has both values."""
     expected_fields, actual_fields = _view(expected), _view(actual)
     if not (can_grow(expected) and can_grow(actual)):
         # Harvester may reduce the memory of a guest that the provider does not let grow.
-        del expected_fields["guest memory"]
+        del expected_fields[Difference.GUEST_MEMORY]
 
-    for expected_disk, disk in zip(expected_fields[DISKS], actual_fields[DISKS], strict=False):
+    disks = zip(expected_fields[Difference.DISKS], actual_fields[Difference.DISKS], strict=False)
+    for expected_disk, disk in disks:
         if disk.pop("hotplugged", False):
             expected_disk.pop("bus")
         if "storageClass" not in expected_disk:
             # Only Harvester knows the class of an image, and the image may have been deleted.
             disk.pop("storageClass", None)
 
-    for field, value in expected_fields.items():
-        if actual_fields[field] != value:
-            yield f"{field} is {_format(actual_fields[field])}, not {_format(value)}"
+    return {
+        difference: f"{difference} {_format(actual_fields[difference])}, not {_format(value)}"
+        for difference, value in expected_fields.items()
+        if actual_fields[difference] != value
+    }
 
 
 def _instance_spec(vm: Obj) -> Obj:
@@ -83,18 +89,17 @@ def _affinity_differences(expected: Obj, actual: Obj, requirement: Obj | None) -
         expected_node_rules, _ = without_requirement(expected_node_rules, requirement)
         node_rules, has_domain = without_requirement(node_rules, requirement)
         if not has_domain:
-            yield "nodeAffinity lacks the failure domain of the machine"
+            yield f"{Difference.FAILURE_DOMAIN} of the machine"
     if not _covers(node_rules, expected_node_rules):
-        yield "nodeAffinity lacks rules of the machine"
+        yield f"{Difference.NODE_AFFINITY} of the machine"
     if not _covers(rules.get("podAffinity") or {}, expected_rules.get("podAffinity") or {}):
-        yield "podAffinity lacks rules of the machine"
+        yield f"{Difference.POD_AFFINITY} of the machine"
 
 
 def _view(vm: Obj) -> Obj:
-    """Return the fields to compare, by a readable name.
+    """Return the fields to compare, by the text with which a difference begins.
 
-    Values are normalised so that equivalent values are equal. Rule `machine-immutable` looks for
-    these names in the message of the condition.
+    Values are normalised so that equivalent values are equal.
     """
     template = vm["spec"]["template"]
     spec = template.get("spec") or {}
@@ -104,18 +109,20 @@ def _view(vm: Obj) -> Obj:
     devices = domain.get("devices") or {}
 
     return {
-        "runStrategy": _run_strategy(vm),
-        "hostname": spec.get("hostname"),
-        "cores": (cpu.get("cores") or 1) * (cpu.get("sockets") or 1) * (cpu.get("threads") or 1),
-        "CPU limit": quantity(at(limits, "cpu")),
-        "memory limit": quantity(at(limits, "memory")),
-        "guest memory": quantity(at(domain, "memory", "guest")),
-        "networks": [_network(vm, entry) for entry in spec.get("networks") or ()],
-        "interfaces": [_interface(entry) for entry in devices.get("interfaces") or ()],
-        DISKS: _disks(vm, spec, devices),
-        "firmware": _firmware(domain),
-        "TPM": _tpm(devices),
-        f"label {names.MACHINE_TYPE_LABEL}": at(
+        Difference.RUN_STRATEGY: _run_strategy(vm),
+        Difference.HOSTNAME: spec.get("hostname"),
+        Difference.CORES: (cpu.get("cores") or 1)
+        * (cpu.get("sockets") or 1)
+        * (cpu.get("threads") or 1),
+        Difference.CPU_LIMIT: quantity(at(limits, "cpu")),
+        Difference.MEMORY_LIMIT: quantity(at(limits, "memory")),
+        Difference.GUEST_MEMORY: quantity(at(domain, "memory", "guest")),
+        Difference.NETWORKS: [_network(vm, entry) for entry in spec.get("networks") or ()],
+        Difference.INTERFACES: [_interface(entry) for entry in devices.get("interfaces") or ()],
+        Difference.DISKS: _disks(vm, spec, devices),
+        Difference.FIRMWARE: _firmware(domain),
+        Difference.TPM: _tpm(devices),
+        f"label {names.MACHINE_TYPE_LABEL} is": at(
             template, "metadata", "labels", names.MACHINE_TYPE_LABEL
         ),
     }

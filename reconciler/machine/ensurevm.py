@@ -15,10 +15,10 @@ from reconciler.machine.addresses.state import report_addresses
 from reconciler.machine.adoption import adopt_or_refuse, vm_lost
 from reconciler.machine.create import create_vm
 from reconciler.machine.labelling import ensure_labels
-from reconciler.machine.scope import MachineScope
+from reconciler.machine.scope import MachineScope, ProvisioningScope
 
 
-async def ensure_vm(scope: MachineScope) -> Obj:
+async def ensure_vm(scope: ProvisioningScope) -> Obj:
     """Return the machine's VM, after creating it if it never existed.
 
     Needs the infrastructure of the cluster. Adopts and labels an existing VM, and reserves its

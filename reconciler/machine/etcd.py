@@ -43,7 +43,7 @@ async def remove_etcd_member(scope: MachineScope) -> None:
     Raises `Blocked` to retry for `PATIENCE_SECONDS`. After that the deletion continues although the
     member remains, with an Event.
     """
-    if scope.cluster_key is None or scope.memory.member_removed or not _is_due(scope):
+    if scope.cluster_key is None or scope.memory.deletion.member_removed or not _is_due(scope):
         return
     if _is_held_by_rancher(scope.machine):
         raise scope.in_progress(
@@ -58,8 +58,8 @@ async def remove_etcd_member(scope: MachineScope) -> None:
         return  # without a kubeconfig, there has never been an API server, and thus no member
 
     current_time = time.monotonic()
-    if scope.memory.deletion_seen_at is None:
-        scope.memory.deletion_seen_at = current_time
+    if scope.memory.deletion.seen_at is None:
+        scope.memory.deletion.seen_at = current_time
     # Members have the names of Nodes and HarvesterMachines, but not of Machines.
     machines = scope.context.caches.machines_of(scope.cluster or {})
     others = {key_of(machine).name for machine in machines} - {scope.name}
@@ -68,7 +68,7 @@ async def remove_etcd_member(scope: MachineScope) -> None:
     except (ApiError, Unreachable, ExecError) as error:
         metrics.ETCD_REMOVE.inc()
         metrics.ETCD_REMOVE_ERRORS.inc()
-        waited = current_time - scope.memory.deletion_seen_at
+        waited = current_time - scope.memory.deletion.seen_at
         message = f"cannot remove the etcd member of this machine: {error}"
         if waited < PATIENCE_SECONDS and not removed_by_provider(scope.machine, scope.cluster):
             raise scope.in_progress(message, Delay(_RETRY_SECONDS)) from None
@@ -76,7 +76,7 @@ async def remove_etcd_member(scope: MachineScope) -> None:
             "EtcdMemberRemovalFailed",
             f"{message}; deleting its VM nevertheless, after {waited:.0f} s",
         )
-    scope.memory.member_removed = True
+    scope.memory.deletion.member_removed = True
 
 
 def removed_by_provider(machine: Obj | None, cluster: Obj | None) -> bool:

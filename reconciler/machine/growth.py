@@ -106,17 +106,26 @@ def describe_size(spec: Obj) -> str:
     return f"{spec.get('cpu')} CPUs and {spec.get('memory')} of memory"
 
 
+def followed_fields(spec: Obj) -> Obj:
+    """Return the values of a machine's spec that a running VM follows."""
+    return {
+        "cpu": str(spec.get("cpu")),
+        "memory": str(spec.get("memory")),
+        "volumes": [str(volume.get("volumeSize")) for volume in spec.get("volumes") or ()],
+        "affinities": {name: spec[name] for name in _AFFINITIES if spec.get(name)},
+    }
+
+
 def updated_message(spec: Obj) -> str:
     """Return the message of condition `VMUpToDate` once an update in place is complete.
 
     It differs for specs that differ in a field that a running VM follows.
     """
-    sizes = [str(volume.get("volumeSize")) for volume in spec.get("volumes") or ()]
-    parts = [f"{spec.get('cpu')} CPUs", f"{spec.get('memory')} of memory"]
-    parts += [f"disks of {' and '.join(sizes)}"] if sizes else []
-
-    rules = {name: spec[name] for name in _AFFINITIES if spec.get(name)}
-    if rules:
+    fields = followed_fields(spec)
+    parts = [f"{fields['cpu']} CPUs", f"{fields['memory']} of memory"]
+    if sizes := fields["volumes"]:
+        parts.append(f"disks of {' and '.join(sizes)}")
+    if rules := fields["affinities"]:
         digest = hashlib.sha256(orjson.dumps(rules, option=orjson.OPT_SORT_KEYS)).hexdigest()[:8]
         parts.append(f"affinity {digest}")
     return f"the VM has {', '.join(parts)}"

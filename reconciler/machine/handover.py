@@ -118,14 +118,14 @@ def _wait_for_balancer(scope: MachineScope, newer: Obj) -> bool:
     """
     current_time = time.monotonic()
     seconds_to_probe = seconds_to_serve(scope.cluster_spec) + _MARGIN_SECONDS
-    if scope.memory.handover_since is None:
-        scope.memory.handover_since = current_time
+    if scope.memory.deletion.handover_since is None:
+        scope.memory.deletion.handover_since = current_time
         name = newer["metadata"]["name"]
         scope.event(
             "EndpointHandover",
             f"leaves once the control plane's load balancer serves machine {name}",
         )
-    waited = current_time - scope.memory.handover_since
+    waited = current_time - scope.memory.deletion.handover_since
     if waited < seconds_to_probe:
         scope.requeue_in(seconds_to_probe - waited)
         return False
@@ -142,7 +142,7 @@ def _wait_for_balancer(scope: MachineScope, newer: Obj) -> bool:
 
 
 def _problem(scope: MachineScope, newer: Obj) -> str:
-    """Explain why the load balancer does not serve a machine; empty if it does, or cannot tell."""
+    """Return why the load balancer does not serve a machine; empty if it does, or if unknown."""
     if at(scope.cluster_spec, "loadBalancerConfig", "ipamType") == "none":
         return ""  # the provider cannot ask an external load balancer
     try:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from caphv.api.hostresources import requested_devices
 from caphv.api.object import Obj, at, dict_at, text_at
 from caphv.api.virtualmachine import devices_of
+from caphv.api.vmdifferences import Difference
 
 
 def has_host_resources(spec: Obj) -> bool:
@@ -56,21 +57,21 @@ def differences(expected: Obj, actual: Obj) -> Iterator[str]:
     missing = devices_of(expected) - devices_of(actual)
     if missing:
         names = ", ".join(f"{count} {name}" for name, count in sorted(missing.items()))
-        yield f"devices lack {names}"
+        yield f"{Difference.DEVICES} {names}"
 
     settings = _settings(actual)
     for setting, wanted in _settings(expected).items():
         if wanted and settings[setting] != wanted:
-            yield f"{setting} is {settings[setting] or 'off'}, not {wanted}"
+            yield f"{setting} {settings[setting] or 'off'}, not {wanted}"
 
 
-def _settings(spec: Obj) -> dict[str, str]:
-    """Return the settings of CPU and memory by a readable name, empty for those that are off."""
+def _settings(spec: Obj) -> dict[Difference, str]:
+    """Return the settings of CPU and memory by difference, empty for those that are off."""
     cpu = dict_at(spec, "domain", "cpu")
     has_numa = at(cpu, "numa", "guestMappingPassthrough") is not None
     return {
-        "CPU pinning": "on" if cpu.get("dedicatedCpuPlacement") else "",
-        "isolated emulator thread": "on" if cpu.get("isolateEmulatorThread") else "",
-        "NUMA passthrough": "on" if has_numa else "",
-        "huge pages": text_at(spec, "domain", "memory", "hugepages", "pageSize"),
+        Difference.CPU_PINNING: "on" if cpu.get("dedicatedCpuPlacement") else "",
+        Difference.EMULATOR_THREAD: "on" if cpu.get("isolateEmulatorThread") else "",
+        Difference.NUMA: "on" if has_numa else "",
+        Difference.HUGE_PAGES: text_at(spec, "domain", "memory", "hugepages", "pageSize"),
     }

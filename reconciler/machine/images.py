@@ -26,7 +26,7 @@ _MAX_REASON = 512
 # signature that grants a download.
 _USER = re.compile(r"(?<=://)[^/\s?#]*@")
 _QUERY = re.compile(r"(?<=\S)[?#]\S+")
-# The checksum of what was downloaded would tell users about content that they cannot read.
+# The checksum of what was downloaded would show users something of content that they cannot read.
 _ACTUAL = re.compile(r"(actual checksum:?\s+)[0-9a-fA-F]{16,}")
 _MAX_MESSAGE = 4096
 # Each new message causes a write of the status of every waiting machine.

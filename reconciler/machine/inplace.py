@@ -7,6 +7,7 @@ the rules, and `reconciler.extension.hooks` answers Cluster API.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from caphv.api import names, resources
 from caphv.api.names import ConditionType, Reason
@@ -29,7 +30,7 @@ from reconciler.machine.placement import (
     avoided_hosts,
     without_dropped_terms,
 )
-from reconciler.machine.scope import MachineScope
+from reconciler.machine.scope import MachineScope, ProvisioningScope
 from reconciler.machine.validation import InvalidSpecError
 from reconciler.machine.vm import can_grow, has_maxima, virtual_machine
 from reconciler.machine.vmclaims import machine_disks
@@ -47,8 +48,15 @@ def is_update_in_progress(machine: Obj) -> bool:
     return names.UPDATE_IN_PROGRESS_ANNOTATION in annotations_of(machine)
 
 
-async def follow_update(scope: MachineScope, vm: Obj, vmi: Obj | None) -> tuple[Obj, str]:
-    """Let a running VM follow an update in place; return the VM, and why it cannot follow.
+class FollowedVm(NamedTuple):
+    """A VM after it was changed, and why it cannot follow its machine; empty if it can."""
+
+    vm: Obj
+    refusal: str
+
+
+async def follow_update(scope: ProvisioningScope, vm: Obj, vmi: Obj | None) -> FollowedVm:
+    """Let a running VM follow an update in place.
 
     Affinities change, a VM that can grow gets CPU and memory of the spec, and disks become larger
     or are added. Nothing is written unless Cluster API updates the machine. Sets the conditions of
@@ -75,7 +83,7 @@ async def follow_update(scope: MachineScope, vm: Obj, vmi: Obj | None) -> tuple[
 
     _report_growth(scope, obstacle)
     report_disks(scope, disks)
-    return vm, "; ".join(refusals)
+    return FollowedVm(vm, "; ".join(refusals))
 
 
 def _report_growth(scope: MachineScope, obstacle: str) -> None:
@@ -167,7 +175,7 @@ async def _change_disks(
     return vm
 
 
-async def _expected_vm(scope: MachineScope, vm: Obj) -> Obj | None:
+async def _expected_vm(scope: ProvisioningScope, vm: Obj) -> Obj | None:
     """Return the VM of the spec; None if the spec is invalid, as condition VMUpToDate reports."""
     inputs = inputs_of(scope, vm)
     if len(scope.spec.get("volumes") or ()) > len(machine_disks(vm)):

@@ -13,16 +13,15 @@ from reconciler.machine import guestlabels
 from reconciler.machine.guestlabels import guest_cluster_name
 from reconciler.machine.images import split_reference
 from reconciler.machine.placement import CLUSTER_LABEL
-from reconciler.machine.scope import MachineScope
+from reconciler.machine.scope import ProvisioningScope
 
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 300.0
 
 
-def name_taken(scope: MachineScope) -> bool:
+def name_taken(scope: ProvisioningScope) -> bool:
     """Return whether another cluster in the target namespace uses the name of this cluster."""
-    assert scope.cluster_key is not None  # noqa: S101 - the caller checked
     vms = scope.namespace().vms.store
     guest = guest_cluster_name(scope.cluster_key)
     own = guest_of_cluster(guest, cluster_label(scope.cluster_key))
@@ -32,20 +31,19 @@ def name_taken(scope: MachineScope) -> bool:
     return guestlabels.name_taken(vms.by_index("guest", guest), scope.cluster_key)
 
 
-def machine_network(scope: MachineScope) -> str:
+def machine_network(scope: ProvisioningScope) -> str:
     """Return the first network of the machine, as written in its VM; empty without one."""
     networks = scope.spec.get("networks") or ()
     return "/".join(split_reference(networks[0], scope.target_namespace)) if networks else ""
 
 
-def announces_network(scope: MachineScope, network: str) -> bool:
+def check_announcement(scope: ProvisioningScope, network: str) -> bool:
     """Return whether the template has the labels of a guest.
 
     Requeues the machine when pools change.
 
     :param network: the first network of the VM
     """
-    assert scope.cluster_key is not None  # noqa: S101 - the caller checked
     session = scope.session()
     # The subscription outlives this reconcile, because later changes of pools matter to a ready
     # machine, too.
@@ -54,17 +52,16 @@ def announces_network(scope: MachineScope, network: str) -> bool:
     return guestpools.announces_network(session.pools.store, network, scope.target_namespace, name)
 
 
-def label_patch(scope: MachineScope, vm: Obj) -> Obj:
+def label_patch(scope: ProvisioningScope, vm: Obj) -> Obj:
     """Return the patch that labels a VM and its template, empty if both have the labels.
 
     Harvester copies labels of the template to the instance, and restarts nothing.
     """
-    assert scope.cluster_key is not None  # noqa: S101 - the caller checked
     cluster = {CLUSTER_LABEL: cluster_label(scope.cluster_key)}
     guest = guestlabels.vm_labels(scope.cluster_key, name_taken=name_taken(scope))
     # The cache keeps no networks of a VM that is not ours yet.
     network = guestlabels.first_network(vm) or machine_network(scope)
-    announced = announces_network(scope, network)
+    announced = check_announcement(scope, network)
 
     labels = {names.GUEST_CLUSTER_LABEL: None, **guest, **cluster}
     changes = guestlabels.template_labels(guest, announces_network=announced)
@@ -78,7 +75,7 @@ def label_patch(scope: MachineScope, vm: Obj) -> Obj:
     }
 
 
-async def ensure_labels(scope: MachineScope, vm: Obj) -> Obj:
+async def ensure_labels(scope: ProvisioningScope, vm: Obj) -> Obj:
     """Ensure the labels of a VM and of its template, and return the VM."""
     patch = label_patch(scope, vm)
     if not patch:

@@ -25,7 +25,7 @@ from caphv.runtime.errors import (
 )
 from reconciler import metrics
 from reconciler.machine.adoption import vm_proof
-from reconciler.machine.scope import MachineScope
+from reconciler.machine.scope import MachineScope, ProvisioningScope
 
 log = logging.getLogger(__name__)
 
@@ -86,14 +86,13 @@ def labelling(node: Obj, labels: dict[str, str]) -> list[dict[str, object]]:
     ]
 
 
-async def set_provider_id(scope: MachineScope, vm: Obj, vmi: Obj) -> str:
+async def set_provider_id(scope: ProvisioningScope, vm: Obj, vmi: Obj) -> str:
     """Set `spec.providerID` of the HarvesterMachine, and return it.
 
     Also writes an annotation that proves which VM the machine has.
 
     :param vmi: the instance of the VM, empty if there is none
     """
-    assert scope.cluster_key is not None  # noqa: S101 - checked by the caller
     node = scope.context.workloads.node(scope.cluster_key, scope.name)
     # The Node of an earlier machine with the same name may still exist.
     is_former = node is not None and is_guest_of(node, vmi) is False
@@ -111,14 +110,12 @@ async def set_provider_id(scope: MachineScope, vm: Obj, vmi: Obj) -> str:
     return provider_id
 
 
-async def initialize_node(scope: MachineScope, provider_id: str) -> None:
+async def initialize_node(scope: ProvisioningScope, provider_id: str) -> None:
     """Initialize the Node, and copy zone and region of the VM's host to it, in one patch.
 
     Does nothing while the Node is not in the cache. Its appearance requeues the machine. Raises
     `ApiError`, `Unreachable`.
     """
-    if scope.cluster_key is None:
-        return
     workloads = scope.context.workloads
     await workloads.ensure(scope.cluster_key)
     node = workloads.node(scope.cluster_key, scope.name)
@@ -161,7 +158,7 @@ async def initialize_node(scope: MachineScope, provider_id: str) -> None:
 
 def _report_failure(scope: MachineScope, error: RequestError, *, is_new: bool) -> None:
     """Emit an Event about a failed patch, unless the workload API is only silent for a while."""
-    if _is_temporary(scope, error):
+    if _note_silence(scope, error):
         return
 
     action = "initialize" if is_new else "update the zone and region of"
@@ -169,8 +166,8 @@ def _report_failure(scope: MachineScope, error: RequestError, *, is_new: bool) -
     scope.warning_event("NodeInitializationFailed", message)
 
 
-def _is_temporary(scope: MachineScope, error: RequestError) -> bool:
-    """Return whether a workload API has been silent only for a short time."""
+def _note_silence(scope: MachineScope, error: RequestError) -> bool:
+    """Note since when a workload API is silent, and return whether that is a short time."""
     memory = scope.memory
     if not isinstance(error, (ServerFault, TooManyRequests, Unreachable)):
         memory.node_unreached_since = None

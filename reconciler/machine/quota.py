@@ -40,8 +40,7 @@ _MAX_DOUBLINGS = 4
 def check_quota(scope: MachineScope) -> None:
     """Raise `Blocked` while the quota of the namespace is used up and another machine tries."""
     if waiting := scope.context.memory.quotas.wait(_quota_key(scope), REFUSED_SECONDS):
-        message, seconds = waiting
-        raise scope.failure(message, Delay(seconds))
+        raise scope.failure(waiting.message, Delay(waiting.seconds))
 
 
 def record_free_quota(scope: MachineScope) -> None:
@@ -91,19 +90,19 @@ async def start_halted_vm(scope: MachineScope, vm: Obj) -> None:
         raise scope.failure(handle_refusal(scope, error), Delay(REFUSED_SECONDS)) from None
     namespace.vms.observe(started_vm)
 
-    if not scope.memory.quota_starts:
+    if not scope.memory.quota.starts:
         record_free_quota(scope)
         scope.event(
             "VMStarted",
             f"started VirtualMachine {key}, which Harvester had stopped because of a quota",
         )
-    scope.memory.quota_starts += 1
-    scope.memory.quota_halted_at = None
+    scope.memory.quota.starts += 1
+    scope.memory.quota.halted_at = None
 
 
 def started_after_quota(scope: MachineScope, vm: Obj) -> bool:
     """Return whether this process started a VM, and Harvester has not halted it again."""
-    return bool(scope.memory.quota_starts) and vm["spec"].get("runStrategy") == RUN_STRATEGY
+    return bool(scope.memory.quota.starts) and vm["spec"].get("runStrategy") == RUN_STRATEGY
 
 
 def vm_starting(scope: MachineScope) -> Blocked:
@@ -113,9 +112,9 @@ def vm_starting(scope: MachineScope) -> Blocked:
 
 def record_running_vm(scope: MachineScope) -> None:
     """Let the waiting machines try at once, if a quota had halted the VM that now runs."""
-    if scope.memory.quota_starts:
-        scope.memory.quota_starts = 0
-        scope.memory.quota_halted_at = None
+    if scope.memory.quota.starts:
+        scope.memory.quota.starts = 0
+        scope.memory.quota.halted_at = None
         scope.context.memory.quotas.record_running_vm(_quota_key(scope))
 
 
@@ -128,22 +127,22 @@ def _wait_after_start(scope: MachineScope, quota_message: str) -> None:
     # ResourceQuota, which then refuses the Pod of the VM.
     memory = scope.memory
     current_time = time.monotonic()
-    if not memory.quota_starts:
+    if not memory.quota.starts:
         return
-    if memory.quota_halted_at is None:
-        memory.quota_halted_at = current_time
+    if memory.quota.halted_at is None:
+        memory.quota.halted_at = current_time
         _close_quota(scope, quota_message)
 
-    seconds = REFUSED_SECONDS * 2 ** min(memory.quota_starts - 1, _MAX_DOUBLINGS)
-    delay = memory.quota_halted_at + seconds - current_time
+    seconds = REFUSED_SECONDS * 2 ** min(memory.quota.starts - 1, _MAX_DOUBLINGS)
+    delay = memory.quota.halted_at + seconds - current_time
     quotas = scope.context.memory.quotas
-    if delay <= 0 or quotas.ran_since(_quota_key(scope), memory.quota_halted_at):
+    if delay <= 0 or quotas.ran_since(_quota_key(scope), memory.quota.halted_at):
         return
 
     # Wake up regularly, because no event reports that another VM runs.
     wake = Delay(min(delay, REFUSED_SECONDS))
     # Further failed starts are not reported.
-    is_first = memory.quota_starts == 1
+    is_first = memory.quota.starts == 1
     raise scope.failure(_message(scope, quota_message), wake, Watched.VM, warn=is_first)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Mapping
 from caphv.api import names
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, annotations_of, at, text_at, uid_of
+from caphv.api.vmdifferences import INVALID_SPEC
 from reconciler import triggers
 from reconciler.harvester.topology import domain_of_host
 from reconciler.machine.diskgrowth import pending_disks
@@ -20,11 +21,12 @@ from reconciler.machine.growth import describe_size, is_growing, updated_message
 from reconciler.machine.images import ResolvedImage
 from reconciler.machine.inplace import is_update_in_progress
 from reconciler.machine.placement import domain_requirement
-from reconciler.machine.scope import MachineScope
+from reconciler.machine.scope import MachineScope, ProvisioningScope
 from reconciler.machine.validation import InvalidSpecError
 from reconciler.machine.vm import can_grow, virtual_machine
 from reconciler.machine.vminputs import disk_images, inputs_of
 from reconciler.machine.vmstatus import addresses
+from reconciler.memory.machine import Comparison, Placement
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +71,7 @@ def _report_host(scope: MachineScope, recorded: Obj, vmi: Obj, host: str) -> Non
         # Memory is newer than the status, because a status with a transient state is written later.
         # An adopted VM has no earlier instance.
         old_instance, old_host = scope.memory.placed
-    scope.memory.placed = (instance, host)
+    scope.memory.placed = Placement(instance, host)
 
     if old_instance not in (None, instance):
         origin = f", previously on {old_host}" if old_host not in (None, host) else ""
@@ -90,7 +92,7 @@ def _log_once(scope: MachineScope, text: str) -> None:
         log.info("%s", text)
 
 
-def report_drift(scope: MachineScope, vm: Obj, vmi: Obj | None, refusal: str = "") -> None:
+def report_drift(scope: ProvisioningScope, vm: Obj, vmi: Obj | None, refusal: str = "") -> None:
     """Set condition `VMUpToDate`, with an Event for a new difference.
 
     Requeues a machine whose VM differs when an image of Harvester changes.
@@ -108,11 +110,10 @@ def report_drift(scope: MachineScope, vm: Obj, vmi: Obj | None, refusal: str = "
     images = disk_images(scope, vm)
     # The comparison is costly, so it is repeated only after one of its inputs has changed.
     version = _compared_version(scope, vm, images)
-    compared, message = scope.memory.drift or (None, "")
-    if compared != version:
-        message = _differences(scope, vm)
-        scope.memory.drift = (version, message)
+    if scope.memory.drift is None or scope.memory.drift.version != version:
+        scope.memory.drift = Comparison(version, _differences(scope, vm))
 
+    message = scope.memory.drift.difference
     if not message:
         changed_image.cancel()
         _report_equal_vm(scope, vm, vmi)
@@ -137,7 +138,6 @@ def _report_equal_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> None:
         message = f"Harvester changes disks of the VM: {'; '.join(pending)}"
         scope.draft.set_false(condition, Reason.VM_UPDATING, message)
     else:
-        # The runtime extension compares the message with the spec that Cluster API wants.
         scope.draft.set_true(condition, updated_message(scope.spec))
 
 
@@ -161,13 +161,13 @@ def _compared_version(
     )
 
 
-def _differences(scope: MachineScope, vm: Obj) -> str:
+def _differences(scope: ProvisioningScope, vm: Obj) -> str:
     """Describe how the VM differs from the machine's spec; empty if it does not."""
     try:
         inputs = inputs_of(scope, vm)
         differences = drift(virtual_machine(inputs), vm, inputs.requirement)
     except InvalidSpecError as error:
-        return f"the machine's spec is not valid for a VM: {error}"
+        return f"{INVALID_SPEC} for a VM: {error}"
     if not differences:
         return ""
     return f"{'; '.join(differences)}: correct the VM on Harvester, or replace the machine"

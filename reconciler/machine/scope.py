@@ -17,7 +17,7 @@ from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.session import Session
 from reconciler.harvester.topology import unpublished_domains
 from reconciler.harvester.views import TargetNamespace
-from reconciler.memory import MachineMemory
+from reconciler.memory.machine import MachineMemory
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Subscription, Trigger, Watched
 
@@ -28,6 +28,7 @@ class MachineScope:
 
     :param obj: the HarvesterMachine
     :param machine: the Machine; like the next two, it may be missing while a machine is deleted
+        (see `ProvisioningScope`)
     :param cluster: the Cluster of the machine
     :param harvester_cluster: the HarvesterCluster of the Cluster
     :param draft: the status that the reconcile writes at its end
@@ -267,3 +268,12 @@ class MachineScope:
         )
         informer.observe(self.obj)
         self.draft.rebase(self.obj)
+
+
+@dataclass(slots=True)
+class ProvisioningScope(MachineScope):
+    """Scope of a machine that is not being deleted, and whose Machine and Cluster exist."""
+
+    machine: Obj
+    cluster: Obj
+    cluster_key: Key = field(init=False)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from caphv.api import names, resources
 from caphv.api.conditions import get_condition, rfc3339, seconds_since
@@ -65,26 +66,35 @@ REFUSALS = (Forbidden, Invalid, NotFound, ServerFault)
 """Refusals that a user, or the end of a migration of the VM, may lift."""
 
 
+class _BackupState(NamedTuple):
+    """What is wrong with the backup of a machine, and the backup if it is the machine's."""
+
+    problem: str
+    backup: Obj | None
+
+
 async def back_up_replaced(scope: MachineScope, vm: Obj) -> None:
     """Return once the VM has a backup, needs none, or has had the time for one.
 
     Raises `Blocked` while the backup is made, `ApiError` and `Unreachable` for a retry.
     """
-    policy = backup_policy(scope.cluster_spec)
-    if scope.memory.backup_ended or being_deleted(vm):
+    harvester_cluster = scope.harvester_cluster
+    if harvester_cluster is None or scope.memory.backup.ended or being_deleted(vm):
         return
+    policy = backup_policy(scope.cluster_spec)
     if policy is None or (scope.cluster is not None and being_deleted(scope.cluster)):
-        await _abandon(scope, vm)
+        await _abandon(scope, harvester_cluster, vm)
         return
     if annotations_of(scope.obj).get(names.VM_BACKUP_ANNOTATION) == _GIVEN_UP:
-        scope.memory.backup_ended = True
+        scope.memory.backup.ended = True
         return
     if not _is_replaced(scope):
         return
 
-    problem, backup = await _ensure_backup(scope, policy)
+    state = await _ensure_backup(scope, harvester_cluster, policy)
+    backup = state.backup
     if backup is not None and is_ready(backup, uid_of(vm)):
-        _end(scope)
+        _end(scope, harvester_cluster)
         scope.event(
             "VMBackedUp",
             f"VirtualMachineBackup {key_of(backup)} on Harvester has the disks of this machine",
@@ -95,16 +105,21 @@ async def back_up_replaced(scope: MachineScope, vm: Obj) -> None:
     if remaining > 0:
         poll = _poll_seconds(policy.seconds - remaining) if backup else _LONGEST_POLL
         raise scope.in_progress(
-            _describe_wait(scope, policy, problem),
+            _describe_wait(scope, policy, state.problem),
             Watched.HARVESTER_CLUSTER,
             Delay(min(poll, remaining)),
-            warn=bool(problem),
+            warn=bool(state.problem),
         )
 
-    problem = problem or f"it was not ready after {policy.seconds} s"
-    await _delete_unfinished(scope, scope.memory.backup_uid)
+    problem = state.problem or f"it was not ready after {policy.seconds} s"
+    await _give_up(scope, harvester_cluster, problem)
+
+
+async def _give_up(scope: MachineScope, harvester_cluster: Obj, problem: str) -> None:
+    """Let the VM be deleted without a backup, and report why."""
+    await _delete_unfinished(scope, scope.memory.backup.uid)
     await scope.patch({"metadata": {"annotations": {names.VM_BACKUP_ANNOTATION: _GIVEN_UP}}})
-    _end(scope, problem)
+    _end(scope, harvester_cluster, problem)
     scope.warning_event(
         "VMBackupFailed",
         f"deleting the VM without a backup: {problem}; the disks of this machine are lost",
@@ -122,15 +137,15 @@ async def _remaining_seconds(
 
     memory = scope.memory
     current_time = time.monotonic()
-    answered_at = memory.backup_answered_at
+    answered_at = memory.backup.answered_at
     if answered_at is None or current_time - answered_at > _OUTAGE_SECONDS:
-        memory.backup_answers_since = current_time
-    memory.backup_answered_at = current_time
+        memory.backup.answers_since = current_time
+    memory.backup.answered_at = current_time
 
     recovery = min(_RECOVERY_SECONDS, policy.seconds)
     return max(
         policy.seconds - seconds_since(begun),
-        recovery - (current_time - memory.backup_answers_since),
+        recovery - (current_time - memory.backup.answers_since),
     )
 
 
@@ -151,12 +166,13 @@ def _is_replaced(scope: MachineScope) -> bool:
     return is_replaced(machine, cluster, others)
 
 
-async def _ensure_backup(scope: MachineScope, policy: BackupPolicy) -> tuple[str, Obj | None]:
-    """Create the backup if it does not exist; return what is wrong with it, and the backup."""
-    assert scope.harvester_cluster is not None  # noqa: S101 - it has the policy
+async def _ensure_backup(
+    scope: MachineScope, harvester_cluster: Obj, policy: BackupPolicy
+) -> _BackupState:
+    """Create the backup if it does not exist, and return its state."""
     client = scope.session().client
     name = backup_name(scope.name)
-    owner = scope.context.owner(resources.HARVESTER_CLUSTERS.kind, scope.harvester_cluster)
+    owner = scope.context.owner(resources.HARVESTER_CLUSTERS.kind, harvester_cluster)
     try:
         try:
             backup = await client.get(resources.VM_BACKUPS, name, scope.target_namespace)
@@ -168,12 +184,13 @@ async def _ensure_backup(scope: MachineScope, policy: BackupPolicy) -> tuple[str
             backup = await _create(scope, intended)
             scope.event("VMBackupStarted", f"backing up the VM as VirtualMachineBackup {name}")
     except REFUSALS as error:
-        return describe_refusal(scope.target_namespace, error), None
+        return _BackupState(describe_refusal(scope.target_namespace, error), None)
 
-    if not _is_ours(scope, backup):
-        return f"VirtualMachineBackup {name} of another owner has the name: delete it", None
-    scope.memory.backup_uid = uid_of(backup)
-    return plain(backup_problem(backup), _LONGEST_REASON), backup
+    if ownership_of(backup, owner) is not Ownership.OURS:
+        problem = f"VirtualMachineBackup {name} of another owner has the name: delete it"
+        return _BackupState(problem, None)
+    scope.memory.backup.uid = uid_of(backup)
+    return _BackupState(plain(backup_problem(backup), _LONGEST_REASON), backup)
 
 
 async def _create(scope: MachineScope, backup: Obj) -> Obj:
@@ -194,13 +211,6 @@ def _poll_seconds(waited: float) -> float:
     return max(_SHORTEST_POLL, min(_LONGEST_POLL, waited / 10))
 
 
-def _is_ours(scope: MachineScope, backup: Obj) -> bool:
-    """Return whether a backup has the record of the machine's cluster."""
-    assert scope.harvester_cluster is not None  # noqa: S101 - it has, or had, the policy
-    owner = scope.context.owner(resources.HARVESTER_CLUSTERS.kind, scope.harvester_cluster)
-    return ownership_of(backup, owner) is Ownership.OURS
-
-
 def describe_refusal(target_namespace: str, error: ApiError) -> str:
     """Return why Harvester refuses a backup, and the remedy."""
     reason = plain(error.message, _LONGEST_REASON)
@@ -219,9 +229,9 @@ def _describe_wait(scope: MachineScope, policy: BackupPolicy, problem: str) -> s
     )
 
 
-async def _abandon(scope: MachineScope, vm: Obj) -> None:
+async def _abandon(scope: MachineScope, harvester_cluster: Obj, vm: Obj) -> None:
     """Delete an unfinished backup after the field or the Cluster was deleted meanwhile."""
-    reported = list_at(scope.harvester_cluster, "status", "conditions")
+    reported = list_at(harvester_cluster, "status", "conditions")
     had_field = get_condition(reported, ConditionType.CONTROL_PLANE_BACKUPS_READY) is not None
     if not had_field or not scope.control_plane:
         return
@@ -232,9 +242,10 @@ async def _abandon(scope: MachineScope, vm: Obj) -> None:
         )
     except REFUSALS:
         return
-    if not is_ready(backup, uid_of(vm)) and _is_ours(scope, backup):
+    owner = scope.context.owner(resources.HARVESTER_CLUSTERS.kind, harvester_cluster)
+    if not is_ready(backup, uid_of(vm)) and ownership_of(backup, owner) is Ownership.OURS:
         await _delete_unfinished(scope, uid_of(backup))
-        _end(scope)
+        _end(scope, harvester_cluster)
 
 
 async def _delete_unfinished(scope: MachineScope, uid: str) -> None:
@@ -254,11 +265,10 @@ async def _delete_unfinished(scope: MachineScope, uid: str) -> None:
         return
 
 
-def _end(scope: MachineScope, problem: str = "") -> None:
+def _end(scope: MachineScope, harvester_cluster: Obj, problem: str = "") -> None:
     """Remember that the VM can be deleted, and have its cluster report the backup."""
-    scope.memory.backup_ended = True
-    assert scope.harvester_cluster is not None  # noqa: S101 - it has the policy
-    memory = scope.context.memory.cluster(scope.harvester_cluster)
-    memory.backups = None
-    memory.backup_failure = f"machine {scope.name}: {problem}" if problem else ""
-    scope.context.queues.clusters.add(key_of(scope.harvester_cluster))
+    scope.memory.backup.ended = True
+    memory = scope.context.memory.cluster(harvester_cluster)
+    memory.backups.check = None
+    memory.backups.failure = f"machine {scope.name}: {problem}" if problem else ""
+    scope.context.queues.clusters.add(key_of(harvester_cluster))

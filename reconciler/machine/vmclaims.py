@@ -123,7 +123,8 @@ def own_claims(vm: Obj, claims: Mapping[str, Obj], owner: Owner, disks: int) -> 
             # Disks of a restored backup have the same record as the VM.
             is_own = claim_record in (machine_record, vm_record)
         else:
-            # The Go provider, or CDI from an image, has created the claim. Only its name can tell.
+            # The Go provider, or CDI from an image, has created the claim. Only its name shows to
+            # which VM it belongs.
             is_own = is_machine_pvc(vm["metadata"]["name"], name, disks)
         if is_own:
             result.append(name)

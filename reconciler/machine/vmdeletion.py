@@ -70,8 +70,8 @@ async def _request_deletion(scope: MachineScope, namespace: TargetNamespace, vm:
     answer = await scope.session().client.delete(
         resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, uid=vm["metadata"]["uid"]
     )
-    scope.memory.vm_deleted_at = time.monotonic()
-    scope.memory.deleted_vm_owner = recorded_owner(vm)
+    scope.memory.deletion.vm_deleted_at = time.monotonic()
+    scope.memory.deletion.vm_owner = recorded_owner(vm)
     if namespace.vms.observe_deletion(scope.target_namespace, scope.name, answer):
         return True
 
@@ -162,8 +162,8 @@ async def _patch_vm(scope: MachineScope, namespace: TargetNamespace, patch: Obj)
 def _seconds_since_stop(scope: MachineScope) -> float:
     """Return for how many seconds a VM that is being deleted has had no instance."""
     current_time = time.monotonic()
-    scope.memory.vm_stopped_at = scope.memory.vm_stopped_at or current_time
-    return current_time - scope.memory.vm_stopped_at
+    scope.memory.deletion.vm_stopped_at = scope.memory.deletion.vm_stopped_at or current_time
+    return current_time - scope.memory.deletion.vm_stopped_at
 
 
 def _vm_remains(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> Blocked:

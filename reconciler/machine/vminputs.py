@@ -26,14 +26,14 @@ from reconciler.machine.images import (
     split_reference,
     unusable_images,
 )
-from reconciler.machine.labelling import announces_network, machine_network, name_taken
-from reconciler.machine.scope import MachineScope
+from reconciler.machine.labelling import check_announcement, machine_network, name_taken
+from reconciler.machine.scope import MachineScope, ProvisioningScope
 from reconciler.machine.validation import SpecError, spec_errors
 from reconciler.machine.vm import VirtualMachineInputs, can_grow
 from reconciler.machine.vmclaims import claim_templates
 
 
-def require_inputs(scope: MachineScope) -> VirtualMachineInputs:
+def require_inputs(scope: ProvisioningScope) -> VirtualMachineInputs:
     """Return the inputs of the VM.
 
     Raises `Blocked` while the spec is invalid or an image is not ready.
@@ -113,13 +113,12 @@ def _version(scope: MachineScope) -> str:
     return text_at(scope.machine, "spec", "version")
 
 
-def inputs_of(scope: MachineScope, vm: Obj | None = None) -> VirtualMachineInputs:
+def inputs_of(scope: ProvisioningScope, vm: Obj | None = None) -> VirtualMachineInputs:
     """Return all inputs of the machine's VM, from caches.
 
     :param vm: the VM if it exists; its disks keep their images, and only a restart can make it able
         to grow
     """
-    assert scope.cluster_key is not None  # noqa: S101 - the caller checked
     domains = scope.failure_domains
     domain = scope.failure_domain
     hosts = list(scope.session().hosts.store)
@@ -137,7 +136,7 @@ def inputs_of(scope: MachineScope, vm: Obj | None = None) -> VirtualMachineInput
         failure_domains=domains,
         domain_strict=not has_single_host(domain, domains, hosts),
         guest_name_taken=name_taken(scope),
-        announces_network=announces_network(scope, machine_network(scope)),
+        announces_network=check_announcement(scope, machine_network(scope)),
         hotplug=can_grow(vm)
         if vm
         else not hotplug_obstacle(scope.session().deployment_object, hosts),

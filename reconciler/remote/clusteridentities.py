@@ -75,12 +75,12 @@ class ClusterIdentities:
         :param is_ending: whether the cluster is being deleted, for which it may use the token of an
             identity that was deleted together with it
         """
-        identity = self._started_identities().get("", name)
+        identity = self._start_identities().get("", name)
         if identity is None and is_ending:
             identity = self.renewed.ended.get(name)
         labels = None
         if identity and depends_on_labels(identity, namespace):
-            found = self._started_namespaces().get("", namespace)
+            found = self._start_namespaces().get("", namespace)
             labels = labels_of(found) if found else None
         answer = resolve(name, identity, namespace, labels, self.namespace)
         if identity is None or isinstance(answer, Refused) or renewal_of(identity) is None:
@@ -89,11 +89,11 @@ class ClusterIdentities:
 
     def read(self, name: str) -> Obj | None:
         """Return a HarvesterClusterIdentity, None if there is none. Raises `NotRead`."""
-        return self._started_identities().get("", name)
+        return self._start_identities().get("", name)
 
     def observe(self, identity: Obj) -> None:
         """Store the response to a write of this process."""
-        self._started_identities().observe(identity)
+        self._start_identities().observe(identity)
 
     def report(self, name: str) -> None:
         """Report that the credentials of an identity have changed."""
@@ -101,15 +101,19 @@ class ClusterIdentities:
 
     def with_renewal(self) -> Iterator[str]:
         """Yield the names of the identities whose token the provider renews."""
-        for identity in self._identities.store if self._identities is not None else ():
+        if self._identities is None:
+            return
+        for identity in self._identities.store:
             if renewal_of(identity) is not None:
                 yield key_of(identity).name
 
     def with_secret(self, secret: Key) -> Iterator[str]:
         """Yield the names of the identities that name a Secret, or whose renewed token it holds."""
-        if self._identities is not None and self.renewed.identity_of(secret):
-            yield self.renewed.identity_of(secret)
-        if self._identities is not None and secret.namespace == self.namespace:
+        if self._identities is None:
+            return
+        if renewed := self.renewed.identity_of(secret):
+            yield renewed
+        if secret.namespace == self.namespace:
             for identity in self._identities.store:
                 if secret_of(identity) == secret:
                     yield key_of(identity).name
@@ -120,7 +124,7 @@ class ClusterIdentities:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _started_identities(self) -> Informer:
+    def _start_identities(self) -> Informer:
         """Return the filled cache of identities. Raises `NotRead` until it is filled."""
         reports = self._identities_reports
         if self._identities is None:
@@ -136,7 +140,7 @@ class ClusterIdentities:
             self._tasks.append(self._identities.start())
         return _filled(self._identities, reports)
 
-    def _started_namespaces(self) -> Informer:
+    def _start_namespaces(self) -> Informer:
         """Return the filled cache of namespaces. Raises `NotRead` until it is filled."""
         reports = self._namespaces_reports
         if self._namespaces is None:

@@ -11,7 +11,7 @@ import pytest
 
 from caphv.api.object import Resource
 from caphv.api.objectid import id_of
-from operations.backup import adoption, dryrun, moving, preflight, reading, writing
+from operations.backup import adoption, dryrun, movedobjects, preflight, reading, writing
 from operations.backup.adoption import VirtualMachines, VirtualMachineState
 from operations.backup.dryrun import DryRun
 from operations.backup.files import Backup, Origin
@@ -63,10 +63,10 @@ def replace_steps(monkeypatch: pytest.MonkeyPatch) -> Sides:
     monkeypatch.setattr(writing, "prepare", answer("prepare", Restore(backup, "https://target", "target", kinds)))
     for name in ("create", "verify", "unpause"):
         monkeypatch.setattr(writing, name, answer(name, []))
-    monkeypatch.setattr(moving, "pause", answer("pause", None))
-    monkeypatch.setattr(moving, "unpaused_objects", lambda _: [])
-    monkeypatch.setattr(moving, "uncopied_objects", lambda _: [])
-    monkeypatch.setattr(moving, "delete_source", answer("delete", []))
+    monkeypatch.setattr(movedobjects, "pause", answer("pause", None))
+    monkeypatch.setattr(movedobjects, "unpaused_objects", lambda _: [])
+    monkeypatch.setattr(movedobjects, "uncopied_objects", lambda _: [])
+    monkeypatch.setattr(movedobjects, "delete_source", answer("delete", []))
     monkeypatch.setattr(adoption, "read_vms", read_vms)
     monkeypatch.setattr(preflight, "checks", lambda *_: [])
     monkeypatch.setattr(dryrun, "try_creation", answer("try", DryRun()))

@@ -13,7 +13,7 @@ import yaml
 from caphv.api.object import SECRETS, Obj, Resource
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES, HARVESTER_CLUSTERS
 from caphv.runtime.kubeconfig import Kubeconfig
-from operations.change import rotation
+from operations.change.rotation import run
 from operations.doctor import rights
 from tests.support import kubeconfigs
 
@@ -119,7 +119,7 @@ def replace_servers(monkeypatch: pytest.MonkeyPatch) -> Server:
     async def denied(*_: object) -> list[object]:
         return []
 
-    monkeypatch.setattr(rotation, "_SETTLE_SECONDS", 0)
+    monkeypatch.setattr(run, "_SETTLE_SECONDS", 0)
     monkeypatch.setattr(Kubeconfig, "client", server.client)
     monkeypatch.setattr(rights, "find_denied", denied)
     return server

@@ -10,6 +10,7 @@ from typing import Any
 
 from caphv.api import names
 from caphv.api.quantity import quantity
+from caphv.api.vmdifferences import names_field
 from caphv.validation.finding import Finding
 from caphv.validation.rule import Rules
 from webhooks.rules.cluster import API_PORT, UNSET_HOST, has_external_endpoint
@@ -54,26 +55,6 @@ _LIVE_FIELDS = (
 )
 # Switches, which are off without a value.
 _SWITCHES = frozenset({"cpuPinning", "isolateEmulatorThread", "numaPassthrough"})
-# Names of fields in the message of condition VMUpToDate, without fields that it never names.
-_DRIFT = {
-    "cpu": ("cores is ", "CPU limit is "),
-    "cpuMax": ("CPU limit is ",),
-    "memory": ("memory limit is ", "guest memory is "),
-    "memoryMax": ("memory limit is ",),
-    "volumes": ("disks is ",),
-    "networks": ("networks is ", "interfaces is "),
-    "firmware": ("firmware is ",),
-    "tpm": ("TPM is ",),
-    "devices": ("devices lack ",),
-    "cpuPinning": ("CPU pinning is ",),
-    "isolateEmulatorThread": ("isolated emulator thread is ",),
-    "numaPassthrough": ("NUMA passthrough is ",),
-    "hugepages": ("huge pages is ",),
-    "failureDomain": ("nodeAffinity lacks the failure domain",),
-    "nodeAffinity": ("nodeAffinity lacks rules",),
-    "workloadAffinity": ("podAffinity lacks rules",),
-}
-_INVALID_SPEC = "the machine's spec is not valid"
 _QUANTITIES = frozenset({"memory", "memoryMax", "volumeSize"})
 
 
@@ -275,11 +256,7 @@ def _differs_from_vm(subject: Subject, name: str) -> bool:
     condition = _condition(subject, names.ConditionType.VM_UP_TO_DATE)
     if condition.at("status").text != "False":
         return False
-
-    message = condition.at("message").text
-    return message.startswith(_INVALID_SPEC) or any(
-        part in message for part in _DRIFT.get(name, ())
-    )
+    return names_field(condition.at("message").text, name)
 
 
 def _endpoint(field: Field) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from caphv.runtime.listing import list_pages
 from reconciler.cluster.evacuation.plan import EvacuatedVm
 from reconciler.cluster.evacuation.targets import INSTANCE, describe_bound_claims, describe_obstacle
 from reconciler.cluster.scope import ClusterScope
-from reconciler.memory import ClusterMemory
+from reconciler.memory.cluster import ClusterMemory, Review
 
 _REVIEW_SECONDS = 30.0
 
@@ -51,7 +51,7 @@ async def review(scope: ClusterScope, objs: Mapping[str, Obj], vms: Iterable[Eva
         reason = describe_bound_claims(obj, claims) or describe_obstacle(
             obj, vm.host, hosts, instances
         )
-        scope.memory.evacuation_reviews[vm.name] = (time.monotonic(), reason)
+        scope.memory.evacuation.reviews[vm.name] = Review(time.monotonic(), reason)
     return uncounted
 
 
@@ -61,8 +61,8 @@ def recall(memory: ClusterMemory, vms: Iterable[EvacuatedVm]) -> tuple[Evacuated
     A machine keeps an obstacle that it already has. One whose VM was stopped gets none.
     """
     return tuple(
-        replace(vm, obstacle=memory.evacuation_reviews[vm.name][1])
-        if vm.name in memory.evacuation_reviews and not (vm.obstacle or vm.saved_strategy)
+        replace(vm, obstacle=memory.evacuation.reviews[vm.name].obstacle)
+        if vm.name in memory.evacuation.reviews and not (vm.obstacle or vm.saved_strategy)
         else vm
         for vm in vms
     )
@@ -70,9 +70,9 @@ def recall(memory: ClusterMemory, vms: Iterable[EvacuatedVm]) -> tuple[Evacuated
 
 def is_due(memory: ClusterMemory, vm: EvacuatedVm) -> bool:
     """Return whether a machine that is being drained must be reviewed again."""
-    if vm.name not in memory.evacuation_reviews:
+    if vm.name not in memory.evacuation.reviews:
         return True
-    reviewed_at, _ = memory.evacuation_reviews[vm.name]
+    reviewed_at = memory.evacuation.reviews[vm.name].reviewed_at
     return time.monotonic() - reviewed_at >= _REVIEW_SECONDS
 
 

@@ -152,7 +152,7 @@ async def _take(scope: ClusterScope, observed: Observation, step: Step) -> bool:
         scope.event("StoppedByHarvester", message)
     if step.action is Action.BEGIN and not vm.was_halted_by_harvester:
         note = ""
-        if uncounted := scope.memory.evacuation_uncounted:
+        if uncounted := scope.memory.evacuation.uncounted:
             note = f"; devices in other namespaces were not counted: {uncounted}"
         scope.event("EvacuationStarted", f"machine {vm.name} leaves host {vm.host}{note}")
     if step.action is Action.FINISH and vm.host not in ("", vm.source):
@@ -166,8 +166,7 @@ async def _wait(scope: ClusterScope, observed: Observation, step: Step, note: st
     :param note: which right is missing; empty if none is
     """
     message = step.message
-    if step.action is Action.EVICT:
-        assert observed.client is not None  # noqa: S101 - the Pods were read with it
+    if step.action is Action.EVICT and observed.client is not None:
         try:
             if kept := await evict(observed.client, observed.pods):
                 message = f"{message}, {kept} of them kept by PodDisruptionBudgets"
@@ -316,7 +315,7 @@ def _describe_refusal(observed: Observation, error: Forbidden) -> str:
 
 def _describe_uncounted(scope: ClusterScope) -> str:
     """Return which right is missing to count all devices in use; empty if none is."""
-    if not (error := scope.memory.evacuation_uncounted):
+    if not (error := scope.memory.evacuation.uncounted):
         return ""
     return (
         "devices that VMs of other namespaces use were not counted: grant the account of the "

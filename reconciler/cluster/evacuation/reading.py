@@ -74,6 +74,7 @@ from reconciler.cluster.parking.reading import boot_id, run_strategy
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.topology import host_name
 from reconciler.machine.placement import avoided_hosts
+from reconciler.memory.cluster import StageRecord
 
 _VM_RECORDS = {AVOIDED_HOSTS_ANNOTATION, EVACUATED_STRATEGY_ANNOTATION}
 _MAX_STATUS = 64
@@ -142,7 +143,7 @@ def has_work(scope: ClusterScope) -> bool:
 def forget_ended_drains(scope: ClusterScope) -> None:
     """Forget the start of drains that have ended. Raises `Blocked`."""
     hosts = scope.require_session().hosts
-    drained_since = scope.memory.drained_since
+    drained_since = scope.memory.evacuation.drained_since
     for machine_name, name in list(drained_since):
         host = hosts.get("", name)
         if host is None or not evacuation.is_in_maintenance(host):
@@ -160,7 +161,7 @@ async def observe(scope: ClusterScope, *, may_not_hold: bool) -> Observation:
 
     movers = moving_vms(observed.state.vms)
     names = {vm.name for vm in movers}
-    for memory in (scope.memory.evacuation_stages, scope.memory.evacuation_reviews):
+    for memory in (scope.memory.evacuation.stages, scope.memory.evacuation.reviews):
         for name in memory.keys() - names:
             del memory[name]
 
@@ -181,7 +182,7 @@ async def _observe_mover(
         observed.state,
         vms=obstacles.recall(scope.memory, observed.state.vms),
         mover=vm.name,
-        is_late=_is_late(scope, vm),
+        is_late=_track_stage(scope, vm),
         is_forced=_is_forced(scope, vm),
     )
     observed = replace(observed, state=state, nodes={}, pods=[])
@@ -196,7 +197,7 @@ async def _observe_mover(
 
 async def _review(scope: ClusterScope, observed: Observation, vms: Iterable[EvacuatedVm]) -> None:
     """Check whether these machines would find another host, and add their obstacles."""
-    scope.memory.evacuation_uncounted = await obstacles.review(scope, observed.vms, vms)
+    scope.memory.evacuation.uncounted = await obstacles.review(scope, observed.vms, vms)
     reviewed = obstacles.recall(scope.memory, observed.state.vms)
     observed.state = replace(observed.state, vms=reviewed)
 
@@ -247,8 +248,10 @@ def _absent_vm(
 ) -> EvacuatedVm:
     """Return a machine that has no VM, or is being deleted.
 
-    :param is_lost: the VM does not exist. Unless the machine is being deleted, its records are
-        read, so that they are removed: the Machine can be remediated then.
+    A machine whose VM is lost keeps its records in the answer. They are removed next, so that the
+    Machine can be remediated.
+
+    :param is_lost: whether the VM does not exist
     """
     absent = EvacuatedVm(
         name=key_of(machine).name,
@@ -286,13 +289,8 @@ def _existing_vm(
     is_alive = _is_alive(instance)
     is_on_evacuated_host = is_alive and host in observed.evacuated_hosts
 
-    is_migratable = can_migrate(vm, instance or {})
-    obstacle = describe_local_disks(vm, instance)
-    if is_on_evacuated_host and is_migratable and not is_shut_down_for_maintenance(vm):
-        # Without such a host, neither a migration nor a start would succeed.
-        obstacle = describe_missing_cpu_manager(vm, host, hosts)
-
-    must_move = is_on_evacuated_host and (not is_migratable or bool(obstacle))
+    obstacle = _obstacle_to_migration(vm, instance, hosts) if is_on_evacuated_host else ""
+    must_move = bool(obstacle) or (is_on_evacuated_host and not can_migrate(vm, instance or {}))
     if is_on_evacuated_host and not must_move:
         if migrates_when_evicted(instance or {}):
             observed.migrated_by_harvester.append(name)
@@ -317,7 +315,6 @@ def _existing_vm(
         halted_host = halted_on(scope, machine, vm, instance)
 
     is_paused = paused(None, machine) or (owner is not None and paused(None, owner))
-    obstacle = obstacle if must_move else ""
     if is_paused:
         # This only keeps a VM from being stopped. One that was stopped is started all the same.
         obstacle = obstacle or "it is paused; end that"
@@ -329,7 +326,7 @@ def _existing_vm(
         is_control_plane=is_control_plane,
         host=host or halted_host,
         must_move=must_move,
-        needs_hold=is_alive and not is_paused and _needs_hold(scope, name, host),
+        needs_hold=is_alive and not is_paused and _track_drain(scope, name, host),
         source=annotations_of(machine).get(EVACUATED_FROM_ANNOTATION, ""),
         was_halted_by_harvester=bool(halted_host) and not is_paused,
         obstacle=obstacle,
@@ -360,13 +357,28 @@ def _is_alive(instance: Obj | None) -> bool:
     return at(instance, "status", "phase") not in ENDED_PHASES
 
 
-def _needs_hold(scope: ClusterScope, machine_name: str, host: str) -> bool:
-    """Return whether Harvester has been draining a machine's host for less than `HOLD_SECONDS`."""
+def _obstacle_to_migration(vm: Obj, instance: Obj | None, hosts: Sequence[Obj]) -> str:
+    """Return why neither Harvester nor a restart can move a VM; empty if one of them can.
+
+    :param hosts: Nodes of Harvester
+    """
+    if not can_migrate(vm, instance or {}) or is_shut_down_for_maintenance(vm):
+        return describe_local_disks(vm, instance)
+    # Without such a host, neither a migration nor a start would succeed.
+    host = text_at(instance, "status", "nodeName")
+    return describe_missing_cpu_manager(vm, host, hosts)
+
+
+def _track_drain(scope: ClusterScope, machine_name: str, host: str) -> bool:
+    """Return whether Harvester has been draining a machine's host for less than `HOLD_SECONDS`.
+
+    The first call for a machine on a host begins that time.
+    """
     node = scope.require_session().hosts.get("", host) if host else None
     if node is None or not may_be_migrating_guests(node):
         return False
     current_time = time.monotonic()
-    since = scope.memory.drained_since.setdefault((machine_name, host), current_time)
+    since = scope.memory.evacuation.drained_since.setdefault((machine_name, host), current_time)
     return current_time - since < HOLD_SECONDS
 
 
@@ -375,15 +387,15 @@ def can_migrate(vm: Obj, instance: Obj) -> bool:
     return not (devices_of(dict_at(vm, *INSTANCE)) or is_bound_to_host(instance))
 
 
-def _is_late(scope: ClusterScope, vm: EvacuatedVm) -> bool:
-    """Return whether the present stage of a move has taken longer than `STAGE_SECONDS`."""
+def _track_stage(scope: ClusterScope, vm: EvacuatedVm) -> bool:
+    """Record when a move enters a stage; return whether it takes longer than `STAGE_SECONDS`."""
     stage = stage_of(vm)
     current_time = time.monotonic()
-    last_stage, since = scope.memory.evacuation_stages.get(vm.name, ("", 0.0))
-    if last_stage != stage.name:
-        scope.memory.evacuation_stages[vm.name] = (stage.name, current_time)
+    last = scope.memory.evacuation.stages.get(vm.name)
+    if last is None or last.name != stage.name:
+        scope.memory.evacuation.stages[vm.name] = StageRecord(stage.name, current_time)
         return False
-    return current_time - since >= STAGE_SECONDS[stage]
+    return current_time - last.since >= STAGE_SECONDS[stage]
 
 
 def _is_forced(scope: ClusterScope, vm: EvacuatedVm) -> bool:
@@ -398,7 +410,8 @@ async def _read_workload(scope: ClusterScope, observed: Observation, vm: Evacuat
     """
     workloads = scope.context.workloads
     await workloads.ensure(scope.cluster_key)
-    client = observed.client = workloads.client(scope.cluster_key)
+    client = workloads.client(scope.cluster_key)
+    observed.client = client
     if client is None:
         # Before the control plane is initialized, there is no Node to read.
         nodes: tuple[EvacuatedNode, ...] | None = ()
@@ -408,6 +421,7 @@ async def _read_workload(scope: ClusterScope, observed: Observation, vm: Evacuat
         observed.state = replace(observed.state, nodes=nodes, workload_error=error)
         return
 
+    # etcd needs the other servers while one of them moves.
     names = {vm.name}
     if vm.is_control_plane:
         names |= {other.name for other in observed.state.vms if other.is_control_plane}
@@ -431,7 +445,7 @@ async def _read_workload(scope: ClusterScope, observed: Observation, vm: Evacuat
             _evacuated_node(node, has_etcd=name not in without_etcd, start=starts.get(name, ""))
             for name, node in observed.nodes.items()
         ),
-        pods=tuple(map(str, map(key_of, observed.pods))),
+        pods=tuple(str(key_of(pod)) for pod in observed.pods),
     )
 
 

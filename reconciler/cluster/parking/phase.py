@@ -83,10 +83,10 @@ async def advance(scope: ClusterScope) -> None:
             _report_parked(scope, observed, step)
             return
         if step.action in (Action.WAIT, Action.EVICT):
-            scope.memory.returned_since = None
+            scope.memory.parking.returned_since = None
             await _wait(scope, observed, step)
             return
-        if step.action is Action.FINISH and _is_settling(scope, observed):
+        if step.action is Action.FINISH and _let_nodes_settle(scope, observed):
             return
 
         if not await _take(scope, observed, step):
@@ -124,10 +124,11 @@ async def _take(scope: ClusterScope, observed: Observation, step: Step) -> bool:
     if step.action is not Action.FINISH:
         return True
 
-    scope.memory.drain_since = scope.memory.resume_since = None
-    scope.memory.returned_since = None
-    scope.memory.started_at.clear()
-    scope.memory.refused_nodes.clear()
+    scope.memory.parking.drain_since = None
+    scope.memory.parking.resume_since = None
+    scope.memory.parking.returned_since = None
+    scope.memory.parking.started_at.clear()
+    scope.memory.parking.refused_nodes.clear()
     scope.draft.drop(ConditionType.PARKED)
     if not observed.state.is_deleted:
         pause = "the pause has ended" if ends_pause else "the previous pause stays"
@@ -141,9 +142,9 @@ async def _wait(scope: ClusterScope, observed: Observation, step: Step) -> None:
     if step.blocked:
         delay = Delay(_BLOCKED_SECONDS)
         raise Blocked(ConditionType.PARKED, Reason.PARK_BLOCKED, message, delay, warn=True)
-    if step.action is Action.EVICT:
-        assert observed.client is not None  # noqa: S101 - the Pods were read with it
-        if kept := await evict(observed.client, observed.pods):
+    if step.action is Action.EVICT and observed.client is not None:
+        kept = await evict(observed.client, observed.pods)
+        if kept:
             message = f"{message}, {counted(kept, 'one', 'of them')} kept by PodDisruptionBudgets"
     # If a VM does not run, that also explains why the workload API does not answer.
     if step.cause:
@@ -154,8 +155,8 @@ async def _wait(scope: ClusterScope, observed: Observation, step: Step) -> None:
     scope.requeue_within(_VOLUMES_SECONDS if observed.state.attached_volumes else _POLL_SECONDS)
 
 
-def _is_settling(scope: ClusterScope, observed: Observation) -> bool:
-    """Return whether Nodes have just returned, so that the pause does not end yet.
+def _let_nodes_settle(scope: ClusterScope, observed: Observation) -> bool:
+    """Return whether Nodes have just returned; then report it, and keep the pause for a minute.
 
     The core's cache may report a Node as unreachable for longer than health checks wait. If the
     pause ended before, they would replace its machine.
@@ -164,9 +165,9 @@ def _is_settling(scope: ClusterScope, observed: Observation) -> bool:
     if not (ends_pause and observed.state.nodes):
         return False
     current_time = time.monotonic()
-    if scope.memory.returned_since is None:
-        scope.memory.returned_since = current_time
-    remaining = scope.memory.returned_since + _SETTLE_SECONDS - current_time
+    if scope.memory.parking.returned_since is None:
+        scope.memory.parking.returned_since = current_time
+    remaining = scope.memory.parking.returned_since + _SETTLE_SECONDS - current_time
     if remaining <= 0:
         return False
     report_progress(scope, "all Nodes are ready: waiting a minute for Cluster API to see them")
@@ -177,12 +178,12 @@ def _is_settling(scope: ClusterScope, observed: Observation) -> bool:
 def _advice(scope: ClusterScope, observed: Observation) -> str:
     """Return advice for a resume that has waited for long, to be appended; empty otherwise."""
     if observed.state.is_wanted or not observed.state.is_paused:
-        scope.memory.resume_since = None
+        scope.memory.parking.resume_since = None
         return ""
     current_time = time.monotonic()
-    if scope.memory.resume_since is None:
-        scope.memory.resume_since = current_time
-    if current_time - scope.memory.resume_since < _LATE_SECONDS:
+    if scope.memory.parking.resume_since is None:
+        scope.memory.parking.resume_since = current_time
+    if current_time - scope.memory.parking.resume_since < _LATE_SECONDS:
         return ""
     key = scope.cluster_key
     command = remedies.RESUME_CLUSTER(kind="cluster", name=key.name, namespace=key.namespace)
@@ -194,11 +195,12 @@ def _report_refused_nodes(scope: ClusterScope, observed: Observation, step: Step
 
     Parking waits until the time for the drain is over, resuming for as long as it takes.
     """
-    refused = [name for name in step.names if name in scope.memory.refused_nodes]
+    refused = [name for name in step.names if name in scope.memory.parking.refused_nodes]
     if not refused or (observed.state.is_wanted and observed.state.is_drain_over):
         return False
     verb = "cordoned" if step.action is Action.MARK else "uncordoned"
-    message = f"Node {refused[0]} cannot be {verb}: {scope.memory.refused_nodes[refused[0]]}"
+    why = scope.memory.parking.refused_nodes[refused[0]]
+    message = f"Node {refused[0]} cannot be {verb}: {why}"
     report_progress(scope, message + _advice(scope, observed))
     scope.requeue_within(_POLL_SECONDS)
     return True
@@ -248,7 +250,7 @@ def report_schedule(scope: ClusterScope) -> None:
         return
     condition = get_condition(scope.draft.fields["conditions"], ConditionType.PARKED) or {}
     message = str(condition.get("message") or "").partition(_UNRESUMED)[0]
-    if problem := scope.memory.schedule_problem:
+    if problem := scope.memory.parking.schedule_problem:
         message += _UNRESUMED + problem
     scope.draft.set_true(ConditionType.PARKED, message)
 
@@ -277,7 +279,7 @@ def report_invalid(scope: ClusterScope) -> None:
         if not scope.draft.has_message(ConditionType.PARKED, message):
             scope.warning_event(Reason.PARK_BLOCKED, message)
         scope.draft.set_false(ConditionType.PARKED, Reason.PARK_BLOCKED, message)
-    elif problem := scope.memory.schedule_problem:
+    elif problem := scope.memory.parking.schedule_problem:
         scope.draft.set_false(ConditionType.PARKED, Reason.PARK_BLOCKED, problem)
     else:
         scope.draft.drop(ConditionType.PARKED)
@@ -286,7 +288,8 @@ def report_invalid(scope: ClusterScope) -> None:
 def _report_parked(scope: ClusterScope, observed: Observation, step: Step) -> None:
     # The workload API does not answer until the cluster is resumed.
     scope.context.workloads.forget(scope.cluster_key)
-    scope.memory.drain_since = scope.memory.resume_since = None
+    scope.memory.parking.drain_since = None
+    scope.memory.parking.resume_since = None
     if scope.draft.is_true(ConditionType.PARKED):
         return
 

@@ -219,7 +219,7 @@ def _is_idle(vm: Obj, instance: Obj | None) -> bool:
 def _refusal(scope: ClusterScope, vm: Obj) -> str:
     """Return why Harvester has stopped a VM for lack of quota after its start; empty if not."""
     refusal = annotations_of(vm).get(INSUFFICIENT_QUOTA_ANNOTATION, "")
-    started_at = scope.memory.started_at.get(key_of(vm).name)
+    started_at = scope.memory.parking.started_at.get(key_of(vm).name)
     if started_at is None or run_strategy(vm) != HALTED:
         return ""
     return refusal if time.monotonic() - started_at < _QUOTA_SECONDS else ""
@@ -285,7 +285,8 @@ async def _read_workload(scope: ClusterScope, observed: Observation) -> None:
     """
     workloads = scope.context.workloads
     await workloads.ensure(scope.cluster_key)
-    client = observed.client = workloads.client(scope.cluster_key)
+    client = workloads.client(scope.cluster_key)
+    observed.client = client
 
     nodes: tuple[ParkedNode, ...] | None = None
     if client is None:
@@ -294,7 +295,7 @@ async def _read_workload(scope: ClusterScope, observed: Observation) -> None:
             nodes = ()  # there never was an API that could have Nodes
     else:
         try:
-            nodes = await _read_nodes(client, observed, scope.memory.refused_nodes)
+            nodes = await _read_nodes(client, observed, scope.memory.parking.refused_nodes)
             if observed.state.is_wanted and nodes and all(node.is_marked for node in nodes):
                 pods = await pods_to_evict(client, _nodes_to_drain(observed.state.vms, nodes))
                 if observed.state.is_tunnelled:
@@ -311,16 +312,19 @@ async def _read_workload(scope: ClusterScope, observed: Observation) -> None:
         observed.state,
         nodes=nodes,
         pods=len(observed.pods),
-        is_drain_over=observed.state.is_wanted and _is_drain_over(scope),
+        is_drain_over=observed.state.is_wanted and _drained_seconds(scope) >= DRAIN_SECONDS,
     )
 
 
-def _is_drain_over(scope: ClusterScope) -> bool:
-    """Return whether the time for the drain is over. It starts again with the provider."""
+def _drained_seconds(scope: ClusterScope) -> float:
+    """Return for how long the workers are drained. The first call begins that time.
+
+    A restart of the provider begins it again.
+    """
     current_time = time.monotonic()
-    if scope.memory.drain_since is None:
-        scope.memory.drain_since = current_time
-    return current_time - scope.memory.drain_since >= DRAIN_SECONDS
+    if scope.memory.parking.drain_since is None:
+        scope.memory.parking.drain_since = current_time
+    return current_time - scope.memory.parking.drain_since
 
 
 async def _read_nodes(

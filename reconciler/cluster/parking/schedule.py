@@ -88,6 +88,6 @@ async def _record(scope: ClusterScope, *, parked: bool) -> None:
 
 def _report(scope: ClusterScope, problem: str) -> None:
     """Remember why the schedule is not followed, and emit an Event about a new problem."""
-    if problem and problem != scope.memory.schedule_problem:
+    if problem and problem != scope.memory.parking.schedule_problem:
         scope.warning_event(Reason.PARK_BLOCKED, problem)
-    scope.memory.schedule_problem = problem
+    scope.memory.parking.schedule_problem = problem

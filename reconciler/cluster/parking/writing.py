@@ -96,7 +96,7 @@ async def _start(scope: ClusterScope, vm: Obj) -> None:
     # cluster is being resumed. If a host is still evacuated, the VM may start there.
     avoidance = avoidance_patch(vm, []) if avoided_hosts(vm) else None
     await patch_vm(scope, vm, annotations, strategy=strategy, avoidance=avoidance)
-    scope.memory.started_at[vm["metadata"]["name"]] = time.monotonic()
+    scope.memory.parking.started_at[vm["metadata"]["name"]] = time.monotonic()
 
 
 async def _settle(scope: ClusterScope, vm: Obj) -> None:
@@ -143,7 +143,7 @@ async def _write_nodes(scope: ClusterScope, observed: Observation, step: Step) -
     A webhook in the workload cluster may do so.
     """
     for name in step.names:
-        scope.memory.refused_nodes.pop(name, None)
+        scope.memory.parking.refused_nodes.pop(name, None)
         try:
             if step.action is Action.MARK:
                 await _mark(scope, observed, name)
@@ -151,7 +151,7 @@ async def _write_nodes(scope: ClusterScope, observed: Observation, step: Step) -
                 records = (PARKED_BOOT_ANNOTATION, CORDONED_BY_PARK_ANNOTATION)
                 await release_node(observed.client, observed.nodes, name, *records)
         except (ApiError, Unreachable) as error:
-            scope.memory.refused_nodes[name] = str(error)
+            scope.memory.parking.refused_nodes[name] = str(error)
 
 
 async def _mark(scope: ClusterScope, observed: Observation, name: str) -> None:

@@ -35,7 +35,7 @@ from reconciler.triggers import Delay, Subscription, Watched
 
 log = logging.getLogger(__name__)
 
-# Seconds until a machine claims again, because nothing tells of what a broken watch has missed.
+# Seconds until a machine claims again, because nothing reports what a broken watch has missed.
 _RECHECK_SECONDS = 1.0
 # Reason in the contract of a claim whose pool has no free address.
 _EXHAUSTED = "PoolExhausted"

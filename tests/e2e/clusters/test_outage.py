@@ -10,7 +10,7 @@ from caphv.api.object import uid_of
 from caphv.runtime.cache import Change
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from operations.read.objects import condition_of
-from reconciler.memory import GRACE_SECONDS
+from reconciler.memory.periods import GRACE_SECONDS
 from sandbox.cluster import ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.harvester.faults import Fault, Faults

@@ -11,7 +11,7 @@ import pytest
 
 from caphv.api.object import Obj, Resource
 from caphv.runtime.kubeconfig import Kubeconfig
-from reconciler.memory import GRACE_SECONDS
+from reconciler.memory.periods import GRACE_SECONDS
 from sandbox.harvester.faultproxy import FaultProxy
 from sandbox.harvester.faults import Fault
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case

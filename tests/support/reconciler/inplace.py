@@ -19,7 +19,8 @@ from reconciler.machine.report import report_drift
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import virtual_machine
 from reconciler.machine.vminputs import inputs_of
-from reconciler.memory import MachineMemory, Memory
+from reconciler.memory.machine import MachineMemory
+from reconciler.memory.store import Memory
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 from sandbox.harvester import disks, hotplug, instances

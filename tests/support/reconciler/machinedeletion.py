@@ -12,7 +12,7 @@ from caphv.runtime.errors import Invalid, NotFound
 from caphv.runtime.queue import WorkQueue
 from reconciler.context import Context
 from reconciler.machine.scope import MachineScope
-from reconciler.memory import Memory
+from reconciler.memory.store import Memory
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 

@@ -33,7 +33,7 @@ from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
 from reconciler.harvester.allocator import AddressAllocator
 from reconciler.harvester.harvester import collections_of
-from reconciler.memory import Memory
+from reconciler.memory.store import Memory
 from reconciler.queues import Queues
 from reconciler.remote.clusteridentities import ClusterIdentities, NotRead
 from reconciler.remote.guestvolumes import reclaim_policies
@@ -118,10 +118,10 @@ class MemoryIdentities(ClusterIdentities):
         self._server = server
         self.unread: dict[str, Exception | None] = {}
 
-    def _started_identities(self) -> Any:
+    def _start_identities(self) -> Any:
         return self._cache(resources.HARVESTER_CLUSTER_IDENTITIES)
 
-    def _started_namespaces(self) -> Any:
+    def _start_namespaces(self) -> Any:
         return self._cache(NAMESPACES)
 
     def _cache(self, resource: Resource) -> Cached:

@@ -18,7 +18,7 @@ from caphv.runtime.errors import ApiError, Invalid
 from reconciler.cluster.backups import keep_backups
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmbackup import back_up_replaced
-from reconciler.memory import MachineMemory
+from reconciler.memory.machine import MachineMemory
 from reconciler.statusdraft import StatusDraft
 from tests.support.reconciler.memorycase import TARGET, MemoryCase
 
@@ -113,12 +113,12 @@ class Leaving:
     def wait_since(self, seconds: float) -> None:
         """Let the wait begin so many seconds ago, without an outage since then."""
         self.obj["metadata"]["annotations"] = {names.VM_BACKUP_ANNOTATION: ago(seconds)}
-        self.memory.backup_answers_since = time.monotonic() - seconds
-        self.memory.backup_answered_at = time.monotonic()
+        self.memory.backup.answers_since = time.monotonic() - seconds
+        self.memory.backup.answered_at = time.monotonic()
 
     def end_outage(self) -> None:
         """Let the last answer about the backup be hours ago."""
-        self.memory.backup_answered_at = time.monotonic() - 9999
+        self.memory.backup.answered_at = time.monotonic() - 9999
 
     def restart_provider(self) -> None:
         """Forget what is in the provider's memory alone."""

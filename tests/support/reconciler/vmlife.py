@@ -13,7 +13,7 @@ from caphv.api.ownership import Owner
 from caphv.runtime.queue import WorkQueue
 from reconciler.context import Context
 from reconciler.machine import controller, running
-from reconciler.memory import Memory
+from reconciler.memory.store import Memory
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 

@@ -15,7 +15,7 @@ from caphv.api.object import Key
 from caphv.runtime.errors import ApiError, Forbidden, ServerFault, Unreachable
 from commands import move as command
 from commands.main import cli
-from operations.backup import dryrun, moving, preflight, reading
+from operations.backup import dryrun, movedobjects, preflight, reading
 from operations.backup.dryrun import DryRun
 from operations.backup.files import Backup, Origin
 from operations.change import move as protocol
@@ -109,7 +109,7 @@ def test_a_cluster_that_an_interrupted_move_has_moved_is_found_there(
         assert absent == [Key("team", "stage")]
         return set(absent) if is_there else set()
 
-    monkeypatch.setattr(moving, "find_moved", find_moved)
+    monkeypatch.setattr(movedobjects, "find_moved", find_moved)
     result = move("team/stage")
     assert result.exit_code == status, result.output
     assert ("pause" in sides.steps) is is_there
@@ -186,7 +186,7 @@ def test_a_pause_that_is_not_confirmed_stops_the_move_unless_it_is_forced(
     sides: Sides, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol, "_PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr(moving, "unpaused_objects", lambda _: [f"HarvesterMachine team/{n}" for n in range(7)])
+    monkeypatch.setattr(movedobjects, "unpaused_objects", lambda _: [f"HarvesterMachine team/{n}" for n in range(7)])
     result = move()
     assert (result.exit_code, "create" in sides.steps) == (1, False)
     assert "the pause of HarvesterMachine team/0, HarvesterMachine team/1, " in result.output

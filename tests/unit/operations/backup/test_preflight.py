@@ -11,7 +11,7 @@ from caphv.api.object import Key, Obj, key_of
 from caphv.api.objectid import id_of
 from operations.backup.adoption import VirtualMachines, VirtualMachineState
 from operations.backup.files import Backup, Origin
-from operations.backup.moving import backup_of_move, unpaused_objects
+from operations.backup.movedobjects import backup_of_move, unpaused_objects
 from operations.backup.preflight import blocking_errors, checks
 from operations.backup.writing import Restore
 from operations.read.graph import belongings

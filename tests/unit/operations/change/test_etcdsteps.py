@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from caphv.api.object import Key, Obj
 from operations.change.changes import ChangeError
 from operations.change.clusterparts import cluster_and_parts
-from operations.change.etcdsteps import Distribution, Step, distribution_of, steps
+from operations.change.etcddistribution import Distribution, distribution_of
+from operations.change.etcdsteps import Step, steps
 from sandbox.processes import pki
 from tests.support.clusters import Builder
 from tests.support.restoreguest import AUTHORITY, RestoreGuest

@@ -10,7 +10,7 @@ import pytest
 from caphv.api.object import Key
 from caphv.api.objectid import ObjectId
 from caphv.runtime.errors import ServerFault, Unreachable
-from operations.backup import moving, preflight, writing
+from operations.backup import movedobjects, preflight, writing
 from operations.backup.adoption import VirtualMachines
 from operations.change import move as protocol
 from operations.status.check import Check, Result
@@ -102,7 +102,7 @@ async def test_what_is_absent_on_the_target_is_not_deleted_on_the_source(
     sides: Sides, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = ObjectId("cluster.x-k8s.io", "Machine", "team", "shop-0")
-    monkeypatch.setattr(moving, "uncopied_objects", lambda _: [lost])
+    monkeypatch.setattr(movedobjects, "uncopied_objects", lambda _: [lost])
     result = await move()
     assert "delete" not in sides.steps
     assert f"does not exist on the target: {lost}" in result.text
@@ -113,7 +113,7 @@ async def test_what_cannot_be_deleted_on_the_source_is_named(sides: Sides, monke
     async def delete_source(*_: object) -> list[str]:
         return ["Machine team/shop-0: refused"]
 
-    monkeypatch.setattr(moving, "delete_source", delete_source)
+    monkeypatch.setattr(movedobjects, "delete_source", delete_source)
     result = await move()
     assert "adopted by the target, and not deleted on the source: Machine team/shop-0: refused" in result.text
     assert "deleted on the source. Follow" not in result.text
@@ -141,7 +141,7 @@ async def test_objects_that_are_not_as_wanted_on_the_target_stop_the_move(
 
 
 async def test_a_resumed_move_creates_nothing(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "is_resumed", lambda _: True)
+    monkeypatch.setattr(movedobjects, "is_resumed", lambda _: True)
     result = await move()
     assert result.problems == ()
     assert sides.steps.count("unpause") == 1

@@ -15,7 +15,7 @@ from caphv.runtime.kubeconfig import Kubeconfig
 from caphv.runtime.text import load_yaml_all
 from operations.capacity.addresspools import Entry, PoolReport, Verdict
 from operations.doctor import harvester, rights
-from operations.doctor.harvester import HarvesterFacts
+from operations.doctor.harvesterfacts import HarvesterFacts
 from operations.doctor.storage import Storage
 from operations.read.objects import HarvesterObjects
 from operations.read.owners import OwnerObjects

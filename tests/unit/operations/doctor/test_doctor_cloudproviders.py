@@ -10,7 +10,7 @@ import pytest
 from caphv.api.compatibility import compatibility
 from caphv.api.object import Key
 from operations.doctor import cloudproviders
-from operations.doctor.harvester import HarvesterFacts
+from operations.doctor.harvesterfacts import HarvesterFacts
 from operations.read.objects import HarvesterObjects
 from operations.status.check import Check, Result
 from operations.status.model import Cluster, State

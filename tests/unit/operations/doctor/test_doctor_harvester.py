@@ -15,7 +15,7 @@ from caphv.api.tokenrenewal import issued_at
 from caphv.runtime.kubeconfig import Kubeconfig
 from operations.capacity.addresspools import Entry, PoolReport, Verdict
 from operations.doctor import harvester
-from operations.doctor.harvester import HarvesterFacts
+from operations.doctor.harvesterfacts import HarvesterFacts
 from operations.doctor.storage import Storage
 from operations.read.objects import HarvesterObjects, Unseen
 from operations.read.owners import OwnerObjects

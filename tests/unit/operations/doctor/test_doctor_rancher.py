@@ -15,7 +15,7 @@ from caphv.runtime.errors import Forbidden
 from caphv.runtime.kubeconfig import Kubeconfig
 from caphv.runtime.networkerrors import describe
 from operations.doctor import rancher
-from operations.doctor.harvester import HarvesterFacts
+from operations.doctor.harvesterfacts import HarvesterFacts
 from operations.doctor.management import ManagementFacts
 from operations.doctor.reading import read_management_facts
 from operations.read.objects import HarvesterObjects, Unseen

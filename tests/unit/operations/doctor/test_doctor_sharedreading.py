@@ -14,7 +14,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
 from operations.doctor import settings, sharedreading
-from operations.doctor.harvester import HarvesterFacts
+from operations.doctor.harvesterfacts import HarvesterFacts
 from operations.read.objects import HarvesterObjects, Unseen
 from tests.support.memoryserver import MemoryServer
 

@@ -13,7 +13,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
 from caphv.runtime.kubeconfig import Kubeconfig
 from operations.doctor import harvester, storage
-from operations.doctor.harvester import HarvesterFacts
+from operations.doctor.harvesterfacts import HarvesterFacts
 from operations.doctor.sharedreading import read_storage
 from operations.doctor.storage import Storage
 from operations.read.objects import HarvesterObjects

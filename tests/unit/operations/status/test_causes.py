@@ -14,7 +14,7 @@ from commands.output import overview as lines
 from commands.output import tree
 from operations.doctor import clusters as cluster_checks
 from operations.doctor import harvester as harvester_checks
-from operations.doctor.harvester import HarvesterFacts
+from operations.doctor.harvesterfacts import HarvesterFacts
 from operations.status.assembly import overview_of
 from operations.status.causes import own_problems, with_causes
 from operations.status.check import Result

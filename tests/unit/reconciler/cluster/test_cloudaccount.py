@@ -17,7 +17,7 @@ from reconciler.cluster import cloudaccount
 from reconciler.cluster.cloudconfig import ensure_cloud_config, renew_cloud_config
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import grant
-from reconciler.memory import ClusterMemory
+from reconciler.memory.cluster import ClusterMemory
 from reconciler.statusdraft import StatusDraft
 
 pytestmark = pytest.mark.unit
@@ -122,7 +122,7 @@ def restored(*objects: tuple[Resource, Obj]) -> Any:
 
 def test_file_of_a_paused_cluster_is_restored_without_a_write() -> None:
     found = restored(*account_of_go(token="dG9rZW4=", ca_crt="Y2E="))
-    assert "token: token" in found.memory.guest_kubeconfig
+    assert "token: token" in found.memory.guest.kubeconfig
     assert found.notified
     assert found.delay is None
 
@@ -130,13 +130,13 @@ def test_file_of_a_paused_cluster_is_restored_without_a_write() -> None:
 @pytest.mark.parametrize("data", [{}, {"token": "dG9rZW4="}, {"ca_crt": "Y2E="}])
 def test_token_that_is_never_filled_is_read_once_a_minute(data: dict[str, str]) -> None:
     found = restored(*account_of_go(**data))
-    assert (found.memory.guest_kubeconfig, found.delay) == (None, 60.0)
+    assert (found.memory.guest.kubeconfig, found.delay) == (None, 60.0)
 
 
 @pytest.mark.parametrize("missing", [SERVICE_ACCOUNTS, CLUSTER_ROLE_BINDINGS, SECRETS])
 def test_missing_account_is_not_created_for_a_paused_cluster(missing: Resource) -> None:
     objects = [each for each in account_of_go(token="dG9rZW4=", ca_crt="Y2E=") if each[0] is not missing]
-    assert restored(*objects).memory.guest_kubeconfig is None
+    assert restored(*objects).memory.guest.kubeconfig is None
 
 
 def token(account: str) -> tuple[Resource, Obj]:
@@ -281,8 +281,8 @@ async def test_lost_account_is_recreated_within_ten_minutes(monkeypatch: pytest.
     for _ in range(3):
         harvester.reads = 0
         await ensure_cloud_config(cast("ClusterScope", found))
-        published.append((harvester.reads > 0, found.memory.guest_kubeconfig is not None))
-        found.memory.guest_kubeconfig = None
+        published.append((harvester.reads > 0, found.memory.guest.kubeconfig is not None))
+        found.memory.guest.kubeconfig = None
         assert found.delay <= 600
         clock[0] += 400
     # Written at first; then nothing is read for ten minutes; then the account is read, and exists.
@@ -292,7 +292,7 @@ async def test_lost_account_is_recreated_within_ten_minutes(monkeypatch: pytest.
     clock[0] += 600
     await ensure_cloud_config(cast("ClusterScope", found))
     assert harvester.created == [SERVICE_ACCOUNTS]
-    assert found.memory.guest_kubeconfig is not None
+    assert found.memory.guest.kubeconfig is not None
     assert found.draft.is_true(ConditionType.CLOUD_PROVIDER_CONFIG_READY)
 
 
@@ -301,7 +301,7 @@ async def test_account_that_never_existed_is_not_lost() -> None:
     found = scope(harvester)
     found.draft = StatusDraft(found.obj)
     await ensure_cloud_config(cast("ClusterScope", found))
-    assert not found.memory.account_lost
+    assert not found.memory.guest.account_lost
     assert harvester.created == [SERVICE_ACCOUNTS, CLUSTER_ROLE_BINDINGS, SECRETS]
 
 

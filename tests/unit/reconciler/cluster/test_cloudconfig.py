@@ -25,7 +25,7 @@ from reconciler.cluster.manifest import ManifestError, with_credentials
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import LABEL
 from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
-from reconciler.memory import Memory
+from reconciler.memory.store import Memory
 from reconciler.statusdraft import StatusDraft
 
 pytestmark = pytest.mark.unit

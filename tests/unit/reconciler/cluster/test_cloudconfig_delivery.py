@@ -9,7 +9,7 @@ import pytest
 from caphv.api import names
 from caphv.api.object import CLUSTER_ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Obj
 from caphv.runtime.errors import Forbidden, Unauthorized, Unreachable
-from reconciler.memory import GRACE_SECONDS
+from reconciler.memory.periods import GRACE_SECONDS
 from tests.support.reconciler.guests import DAY, PLACE, READY, Guests, delivered, tokens
 
 pytestmark = pytest.mark.unit
@@ -203,13 +203,13 @@ async def test_files_of_guests_have_a_token_that_does_not_expire(monkeypatch: py
     await case.reconcile()
     assert case.condition(READY)[0] == "True"
     memory = case.context.memory.cluster(case.obj)
-    assert memory.guest_kubeconfig is not None
-    assert "token of demo-token" in memory.guest_kubeconfig
+    assert memory.guest.kubeconfig is not None
+    assert "token of demo-token" in memory.guest.kubeconfig
     assert case.workload.requests == []
     before = list(case.harvester.requests)
     case.restart()
     await case.reconcile()
-    assert case.context.memory.cluster(case.obj).guest_kubeconfig is not None
+    assert case.context.memory.cluster(case.obj).guest.kubeconfig is not None
     assert case.harvester.requests == before
 
 

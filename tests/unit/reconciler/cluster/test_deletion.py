@@ -18,7 +18,7 @@ from reconciler.cluster.controller import ClusterReconciler
 from reconciler.cluster.deletion import advice, left_over, may_force_delete, was_never_provisioned
 from reconciler.cluster.identityprotection import IdentityProtection
 from reconciler.cluster.scope import ClusterScope
-from reconciler.memory import Memory
+from reconciler.memory.store import Memory
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics, Watched
 

@@ -23,7 +23,7 @@ from reconciler.cluster.externalendpoint import (
     restore_source,
 )
 from reconciler.cluster.scope import ClusterScope
-from reconciler.memory import ClusterMemory
+from reconciler.memory.cluster import ClusterMemory
 from reconciler.statusdraft import StatusDraft
 
 pytestmark = pytest.mark.unit

@@ -11,7 +11,7 @@ from caphv.api.object import Key, Resource
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, ServerFault
 from reconciler.cluster.fleet import ensure_fleet_labels, fleet_labels, managed_cluster_name
 from reconciler.cluster.scope import ClusterScope
-from reconciler.memory import GRACE_SECONDS
+from reconciler.memory.periods import GRACE_SECONDS
 from reconciler.statusdraft import StatusDraft
 from tests.support.reconciler.memorycase import Cached, MemoryCase
 

@@ -158,7 +158,7 @@ async def test_refused_record_keeps_the_volume_and_its_vms(
     case.harvester.errors["patch PersistentVolumeClaim pvc-delete"] = error(409, "", "no")
     delete_cluster(case, 0)
     assert 0 < (await case.reconcile() or 0) <= 10
-    assert not case.context.memory.cluster(case.obj).guest_recorded
+    assert not case.context.memory.cluster(case.obj).volumes.recorded
     case.guests_answer = False
     assert await end(case) == set(PLUGGED)
 
@@ -173,7 +173,7 @@ async def test_record_that_is_refused_once_is_written_again(monkeypatch: pytest.
     await case.reconcile()
     case.harvester.errors.clear()
     await case.reconcile()
-    assert case.context.memory.cluster(case.obj).guest_recorded
+    assert case.context.memory.cluster(case.obj).volumes.recorded
     assert await end(case) == {"by-hand"}
 
 
@@ -296,8 +296,8 @@ async def test_volume_that_harvester_does_not_delete_ends_no_deletion(
     assert await case.reconcile() == 2.0
     assert ("Warning", "GuestVolumesKept") not in case.events
 
-    refused = case.context.memory.cluster(case.obj).refused_volumes
-    refused.update({uid: (since - 31, reason) for uid, (since, reason) in refused.items()})
+    refused = case.context.memory.cluster(case.obj).volumes.refused
+    refused.update({uid: refusal._replace(since=refusal.since - 31) for uid, refusal in refused.items()})
     with caplog.at_level("WARNING"):
         await case.reconcile()
     (message,) = (text for text in caplog.messages if text.startswith("GuestVolumesKept"))
@@ -382,11 +382,11 @@ async def test_silent_workload_api_delays_the_vms_for_a_bounded_time(monkeypatch
 
     delete_cluster(case, 10)
     assert 0 < (await case.reconcile() or 0) <= 50
-    assert not memory.guest_recorded
+    assert not memory.volumes.recorded
 
     delete_cluster(case, 100)
     await case.reconcile()
-    assert memory.guest_recorded
+    assert memory.volumes.recorded
     assert case.events.count(("Warning", "GuestVolumesNotLearnt")) == 1
     await case.reconcile()
     assert case.events.count(("Warning", "GuestVolumesNotLearnt")) == 1
@@ -396,5 +396,5 @@ async def test_workload_api_that_answers_delays_nothing(monkeypatch: pytest.Monk
     case = await with_volumes(monkeypatch, guestVolumes="Delete")
     delete_cluster(case, 0)
     await case.reconcile()
-    assert case.context.memory.cluster(case.obj).guest_recorded
+    assert case.context.memory.cluster(case.obj).volumes.recorded
     assert ("Warning", "GuestVolumesNotLearnt") not in case.events

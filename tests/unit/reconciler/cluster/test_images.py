@@ -29,7 +29,7 @@ from reconciler.cluster.images import ensure_images
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester import slim
 from reconciler.harvester.importrefusals import ImportRefusals
-from reconciler.memory import Memory
+from reconciler.memory.store import Memory
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 

@@ -14,7 +14,7 @@ from caphv.api.object import SECRETS, SERVICES, Key, Obj, key_of
 from caphv.runtime.errors import Forbidden
 from reconciler.cluster.loadbalancer import control_plane_vms
 from reconciler.cluster.manifest import with_credentials
-from reconciler.memory import GRACE_SECONDS
+from reconciler.memory.periods import GRACE_SECONDS
 from tests.support.reconciler import parking
 from tests.support.reconciler.guests import PLACE, Guests
 from tests.support.reconciler.infrastructure import BY_POOL, delete, existing_pool, with_load_balancer

@@ -21,7 +21,7 @@ from reconciler.blocked import Blocked
 from reconciler.cluster import loadbalancer
 from reconciler.cluster.addresssource import Source
 from reconciler.cluster.loadbalancer import address_failure, drift, load_balancer_spec
-from reconciler.memory import ClusterMemory
+from reconciler.memory.cluster import ClusterMemory
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Watched
 from tests.support.ippools import pool

@@ -173,12 +173,23 @@ class TestCanUpdate:
         assert answer(hook, request, facts()).keys() == {"apiVersion", "kind", "status"}
 
 
-def updated(status: str, message: str, *others: Obj, reason: str = "VMDiffers") -> Obj:
+IN_PROGRESS = {"in-place-updates.internal.cluster.x-k8s.io/update-in-progress": ""}
+
+
+def updated(
+    status: str,
+    message: str,
+    *others: Obj,
+    reason: str = "VMDiffers",
+    cpu: int = 8,
+    observed: int = 2,
+    annotations: dict[str, str] = IN_PROGRESS,
+) -> Obj:
     condition = {"type": "VMUpToDate", "status": status, "message": message, "reason": reason}
     return {
-        "metadata": {"name": "one"},
-        "spec": {"providerID": "harvester://a"},
-        "status": {"conditions": [condition, *others]},
+        "metadata": {"name": "one", "generation": 2, "annotations": annotations},
+        "spec": {**SPEC, "cpu": cpu, "providerID": "harvester://a"},
+        "status": {"conditions": [{**condition, "observedGeneration": observed}, *others]},
     }
 
 
@@ -194,11 +205,12 @@ class TestUpdateMachine:
     @pytest.mark.parametrize(
         ("machine", "message"),
         [
-            (updated("True", ""), f"waiting until {DONE}"),
-            (updated("True", "the VM has 4 CPUs, 8Gi of memory"), f"waiting until {DONE}"),
+            (updated("True", "", annotations={}), f"waiting until {DONE}"),
+            (updated("True", "the VM has 4 CPUs, 8Gi of memory", cpu=4), f"waiting until {DONE}"),
+            (updated("True", "the VM has 4 CPUs, 8Gi of memory", observed=1), f"waiting until {DONE}"),
             (updated("False", "the VM migrates"), "the VM migrates"),
             (updated("Unknown", "the VM does not exist"), "the VM does not exist"),
-            (updated("True", "", {"type": "Ready", "status": "False", "message": "stopped"}), "stopped"),
+            (updated("True", "", {"type": "Ready", "status": "False", "message": "stopped"}, observed=1), "stopped"),
             (
                 updated("False", "it differs", {"type": "VMCanGrow", "status": "False", "message": "it cannot grow"}),
                 "it cannot grow",

@@ -13,7 +13,7 @@ from caphv.api.ownership import Owner, record
 from caphv.runtime.errors import Conflict
 from reconciler.machine.adoption import VmOwner, adopt_or_refuse, ensure_vm_proof, owner_of_vm, vm_proof
 from reconciler.machine.scope import MachineScope
-from reconciler.memory import MachineMemory
+from reconciler.memory.machine import MachineMemory
 
 pytestmark = pytest.mark.unit
 

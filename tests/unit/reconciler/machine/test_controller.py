@@ -14,7 +14,7 @@ from caphv.runtime.errors import ApiError, Forbidden, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler.context import Context
 from reconciler.machine import controller
-from reconciler.memory import Memory
+from reconciler.memory.store import Memory
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 

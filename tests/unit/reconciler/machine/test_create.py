@@ -11,7 +11,7 @@ from reconciler.blocked import Blocked
 from reconciler.machine import create, ensurevm
 from reconciler.machine.addresses.state import AddressState
 from reconciler.machine.network import StaticAddress
-from reconciler.memory import MachineMemory
+from reconciler.memory.machine import MachineMemory
 from reconciler.triggers import Watched
 
 pytestmark = pytest.mark.unit

@@ -140,7 +140,7 @@ async def test_vm_of_a_creation_without_a_response_is_deleted_after_a_restart() 
     with pytest.raises(Blocked, match="waiting for VirtualMachine one on Harvester to be deleted"):
         await deletion.delete_machine(scope)
     assert (client.deleted, harvester.allocator.released) == (["one"], [])
-    assert scope.memory.deleted_vm_owner == OWN
+    assert scope.memory.deletion.vm_owner == OWN
 
 
 def of_deleted_cluster(elapsed: float) -> tuple[Any, Client]:
@@ -161,7 +161,7 @@ async def test_vm_stays_until_the_deleted_cluster_has_recorded_what_its_guest_cr
     assert client.deleted == []
     assert 0 < (blocked.value.requeue_after or 0) <= 80
 
-    scope.context.memory.cluster(scope.harvester_cluster).guest_recorded = True
+    scope.context.memory.cluster(scope.harvester_cluster).volumes.recorded = True
     scope.context.topics.notify(triggers.guest_parts(key_of(scope.harvester_cluster)))
     assert len(scope.context.queues.machines) == 1
     with pytest.raises(Blocked, match="to be deleted"):
@@ -183,7 +183,7 @@ async def test_vm_that_was_deleted_here_is_not_read_again() -> None:
     scope, harvester = scope_of(pool=pool("10.0.0.1", "manageme"))
     harvester.client = Client(refuses=False)
     instances = scope.namespace().instances = Instances()
-    scope.memory.vm_deleted_at = 1.0
+    scope.memory.deletion.vm_deleted_at = 1.0
     await deletion.delete_machine(scope)
     assert harvester.client.reads == ["Secret"]
     assert instances.reads == 0

@@ -17,7 +17,7 @@ from reconciler.machine.report import report_drift
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import virtual_machine
 from reconciler.machine.vminputs import inputs_of
-from reconciler.memory import MachineMemory
+from reconciler.memory.machine import MachineMemory
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics
 from tests.support.reconciler.machines import OWNER, machine_spec

@@ -20,7 +20,7 @@ from reconciler import metrics
 from reconciler.blocked import Blocked
 from reconciler.machine import etcd
 from reconciler.machine.etcd import remove_etcd_member, removed_by_provider
-from reconciler.memory import MachineMemory
+from reconciler.memory.machine import MachineMemory
 from reconciler.triggers import Trigger
 
 pytestmark = pytest.mark.unit
@@ -159,7 +159,7 @@ def scope_of(client: Any, *, seconds: float, **changes: Any) -> Any:
         return Blocked(etcd.ConditionType.VM_PROVISIONING_READY, "VMProvisioningInProgress", message, source)  # type: ignore[arg-type]
 
     memory = MachineMemory("uid")
-    memory.deletion_seen_at = time.monotonic() - seconds
+    memory.deletion.seen_at = time.monotonic() - seconds
     warnings: list[str] = []
     workloads = SimpleNamespace(ensure=ensure, client=lambda _: client)
     values: dict[str, Any] = {
@@ -220,8 +220,8 @@ def test_patience_begins_when_the_deletion_is_first_seen() -> None:
     scope = scope_of(Silent(), seconds=0, memory=memory)
     with pytest.raises(Blocked):
         asyncio.run(remove_etcd_member(scope))
-    assert memory.deletion_seen_at is not None
-    memory.deletion_seen_at -= etcd.PATIENCE_SECONDS
+    assert memory.deletion.seen_at is not None
+    memory.deletion.seen_at -= etcd.PATIENCE_SECONDS
     asyncio.run(remove_etcd_member(scope))
     assert scope.warnings == ["EtcdMemberRemovalFailed"]
 
@@ -242,7 +242,7 @@ def test_nothing_is_removed_and_no_vm_deleted_while_rancher_holds_the_machine() 
     with pytest.raises(Blocked, match="waiting for Rancher to remove the etcd member: Machine m has its hook"):
         asyncio.run(remove_etcd_member(scope))
     assert client.asked == 0
-    assert not scope.memory.member_removed
+    assert not scope.memory.deletion.member_removed
 
 
 def test_a_member_that_rancher_has_left_is_reported_without_delay() -> None:

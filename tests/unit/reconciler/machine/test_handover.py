@@ -14,7 +14,7 @@ from reconciler.blocked import Blocked
 from reconciler.machine import handover
 from reconciler.machine.handover import MAX_WAIT_SECONDS, ensure_handover
 from reconciler.machine.scope import MachineScope
-from reconciler.memory import MachineMemory
+from reconciler.memory.machine import MachineMemory
 from reconciler.triggers import Watched
 
 pytestmark = pytest.mark.unit

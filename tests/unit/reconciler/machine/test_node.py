@@ -14,7 +14,7 @@ from caphv.api.object import Key, Obj
 from caphv.runtime.errors import ApiError, Conflict, Invalid, Unreachable, error_from
 from reconciler.machine import node as node_module
 from reconciler.machine.node import UNREACHABLE_SECONDS, initialization, initialize_node, labelling, topology
-from reconciler.memory import MachineMemory
+from reconciler.memory.machine import MachineMemory
 
 pytestmark = pytest.mark.unit
 

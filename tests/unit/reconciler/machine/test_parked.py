@@ -15,7 +15,7 @@ from caphv.runtime.queue import WorkQueue
 from reconciler.blocked import Blocked
 from reconciler.context import Context
 from reconciler.machine import controller
-from reconciler.memory import Memory
+from reconciler.memory.store import Memory
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics, Watched
 

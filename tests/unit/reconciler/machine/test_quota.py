@@ -14,7 +14,8 @@ from caphv.runtime.errors import Forbidden
 from reconciler.blocked import Blocked
 from reconciler.machine.quota import record_running_vm, start_halted_vm, started_after_quota, vm_starting
 from reconciler.machine.scope import MachineScope
-from reconciler.memory import MachineMemory, QuotaGate
+from reconciler.memory.machine import MachineMemory
+from reconciler.memory.quotas import QuotaGate
 
 pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
 
@@ -122,7 +123,7 @@ async def test_good_start_holds_up_no_other_machine() -> None:
     for _ in range(4):
         await first.started_after()
     record_running_vm(first.scope)
-    assert first.memory.quota_starts == 0
+    assert first.memory.quota.starts == 0
     assert await second.started_after() == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from caphv.api.object import Obj
 from reconciler.machine.report import report_vm
 from reconciler.machine.scope import MachineScope
-from reconciler.memory import MachineMemory
+from reconciler.memory.machine import MachineMemory
 from reconciler.statusdraft import StatusDraft
 
 pytestmark = pytest.mark.unit

@@ -80,7 +80,7 @@ async def test_refused_backup_delays_the_deletion_for_the_given_time(monkeypatch
     (reason, message), *_ = case.messages
     assert reason == "VMBackupFailed"
     assert "backup target is not set" in message
-    assert "backup target is not set" in case.context.memory.cluster(case.obj).backup_failure
+    assert "backup target is not set" in case.context.memory.cluster(case.obj).backups.failure
 
 
 async def test_missing_right_is_named_with_the_command_that_grants_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ async def test_restart_continues_the_wait(monkeypatch: pytest.MonkeyPatch, *, re
         await leaving.back_up()
     assert blocked.value.requeue_after
 
-    leaving.memory.backup_answers_since -= 301
+    leaving.memory.backup.answers_since -= 301
     await leaving.back_up()
     assert leaving.reasons[-1] == "VMBackupFailed"
 
@@ -201,4 +201,4 @@ async def test_restart_does_not_repeat_a_wait_that_is_over(monkeypatch: pytest.M
     await leaving.back_up()
     assert case.names == []
     assert leaving.reasons == ["VMBackupFailed"]
-    assert leaving.memory.backup_ended, "its cluster counts on it"
+    assert leaving.memory.backup.ended, "its cluster counts on it"

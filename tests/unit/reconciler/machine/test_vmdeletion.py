@@ -45,7 +45,7 @@ NAMESAKE = Owner("HarvesterMachine", "other-team", "one", "uid-namesake", "manag
 async def test_secret_is_deleted_with_the_vm_only_if_it_belonged_to_it(owner: Owner | None, deleted: bool) -> None:
     """A later step may have failed, and another machine may have created its Secret since."""
     scope, harvester = scope_of()
-    scope.memory.vm_deleted_at, scope.memory.deleted_vm_owner = 1.0, FORMER
+    scope.memory.deletion.vm_deleted_at, scope.memory.deletion.vm_owner = 1.0, FORMER
     harvester.client = Client(refuses=False, secret=secret_of(owner))
     await deletion.delete_machine(scope)
     assert harvester.client.deleted == ([SECRET] if deleted else [])
@@ -64,7 +64,7 @@ async def deletion_of(
     :param says: what the deletion waits for
     """
     scope, harvester = scope_of()
-    scope.memory.vm_stopped_at = None if stopped_for is None else time.monotonic() - stopped_for
+    scope.memory.deletion.vm_stopped_at = None if stopped_for is None else time.monotonic() - stopped_for
     namespace, client = harvester.watch_namespace("vms"), Client(refuses=refuses)
     harvester.client = client
     namespace.instances = SimpleNamespace(get=lambda *_: instance, store=())
@@ -180,7 +180,7 @@ async def test_finalizer_that_holds_a_disk_is_named_once_it_had_time_to_go() -> 
     with pytest.raises(Blocked, match=r"one-disk-0-abcde \(finalizer kubernetes.io/pvc-protection\)"):
         await deletion.delete_machine(scope)
 
-    scope.memory.vm_deleted_at = time.monotonic() - 6
+    scope.memory.deletion.vm_deleted_at = time.monotonic() - 6
     with pytest.raises(Blocked, match=r"to be deleted: one-disk-0-abcde$"):
         await deletion.delete_machine(scope)
 

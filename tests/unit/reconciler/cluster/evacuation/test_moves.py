@@ -91,8 +91,8 @@ async def test_a_node_that_cluster_api_never_sees_healthy_is_remediated(monkeypa
     case = await returned(monkeypatch)
     see_node(case, "w", "False")
     await case.reconcile()
-    stage, since = case.scope().memory.evacuation_stages["w"]
-    case.scope().memory.evacuation_stages["w"] = (stage, since - 301)
+    stages = case.scope().memory.evacuation.stages
+    stages["w"] = stages["w"]._replace(since=stages["w"].since - 301)
     await case.reconcile()
     assert SKIP_REMEDIATION_ANNOTATION not in annotations_of(found(case, "Machine", "m-w"))
 

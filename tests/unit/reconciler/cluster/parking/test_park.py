@@ -143,8 +143,8 @@ async def test_nodes_that_a_webhook_keeps_delay_parking_for_a_bounded_time(monke
     assert is_cordoned(case, "w"), "the others are"
     assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
 
-    assert case.scope().memory.drain_since is not None
-    case.scope().memory.drain_since = time.monotonic() - 200
+    assert case.scope().memory.parking.drain_since is not None
+    case.scope().memory.parking.drain_since = time.monotonic() - 200
     await case.reconcile()
     assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
 

@@ -61,7 +61,7 @@ async def test_a_node_that_is_deleted_while_it_is_marked_keeps_no_other(monkeypa
     case.workload.errors["patch Node gone"] = NotFound(404, "NotFound", "nodes gone not found")
     await case.reconcile()
     assert is_cordoned(case, "w")
-    assert "gone" not in case.scope().memory.refused_nodes
+    assert "gone" not in case.scope().memory.parking.refused_nodes
 
 
 async def test_a_vm_that_did_not_start_since_it_was_parked_keeps_its_record(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,8 +118,8 @@ async def test_a_resume_that_waits_for_long_names_the_way_out(monkeypatch: pytes
     add_node(case, "w", ready=False, **HELD)
     await case.reconcile()
     assert "end the pause" not in message_of(case)
-    assert case.scope().memory.resume_since is not None
-    case.scope().memory.resume_since = time.monotonic() - 900
+    assert case.scope().memory.parking.resume_since is not None
+    case.scope().memory.parking.resume_since = time.monotonic() - 900
     await case.reconcile()
     assert "waiting for Nodes of the workers: w; to have machines replaced" in message_of(case)
     assert "kubectl patch cluster demo -n team" in message_of(case)
@@ -205,7 +205,7 @@ async def test_a_vm_that_a_quota_keeps_stopped_is_named_and_started_again(monkey
     assert "does not start w because quota is missing: exceeded quota: tight; raise" in message_of(case)
     assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
 
-    case.scope().memory.started_at["w"] -= 300
+    case.scope().memory.parking.started_at["w"] -= 300
     await case.reconcile()
     assert vm_of(case, "w")["spec"]["runStrategy"] == "Always"
 
@@ -224,7 +224,7 @@ async def test_a_node_that_cannot_be_uncordoned_keeps_no_other(monkeypatch: pyte
     case.workload.errors.clear()
     await case.reconcile()
     assert not is_cordoned(case, "a")
-    case.scope().memory.returned_since = time.monotonic() - 66
+    case.scope().memory.parking.returned_since = time.monotonic() - 66
     await case.reconcile()
     assert PARKED_SINCE_ANNOTATION not in annotations_of(cluster(case))
 
@@ -241,17 +241,17 @@ async def test_the_pause_ends_a_minute_after_the_last_node_has_returned(monkeypa
 
     # One that is lost again has to be ready for that time again.
     node = node_of(case, "w")
-    case.scope().memory.returned_since = time.monotonic() - 66
+    case.scope().memory.parking.returned_since = time.monotonic() - 66
     case.workload.put({**node, "status": {**node["status"], "conditions": [{"type": "Ready", "status": "Unknown"}]}})
     await case.reconcile()
     assert "waiting for Nodes of the workers: w" in message_of(case)
     case.workload.put({**node_of(case, "w"), "status": node["status"]})
     await case.reconcile()
     assert cluster(case)["spec"]["paused"] is True
-    case.scope().memory.returned_since = time.monotonic() - 66
+    case.scope().memory.parking.returned_since = time.monotonic() - 66
     await case.reconcile()
     assert cluster(case)["spec"]["paused"] is False
-    assert case.scope().memory.returned_since is None
+    assert case.scope().memory.parking.returned_since is None
 
 
 @pytest.mark.parametrize(("by_park", "text"), [(True, "the pause has ended"), (False, "the previous pause stays")])

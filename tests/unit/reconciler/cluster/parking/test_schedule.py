@@ -215,7 +215,7 @@ async def test_an_invalid_schedule_changes_nothing_and_says_what_to_write(
         assert await follow_schedule(case.scope(), NIGHT) is None
     assert is_recorded(case) is (annotations is RECORDED)
     assert case.events.count(("Warning", "ParkBlocked")) == 1
-    assert "annotation caphv.io/park-schedule is weekends" in case.scope().memory.schedule_problem
+    assert "annotation caphv.io/park-schedule is weekends" in case.scope().memory.parking.schedule_problem
 
 
 async def test_a_missing_right_is_reported_once_until_it_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,13 +224,13 @@ async def test_a_missing_right_is_reported_once_until_it_is_granted(monkeypatch:
     case.management.errors["patch Cluster demo"] = Forbidden(403, "Forbidden", "no")
     for _ in range(3):
         assert await follow_schedule(case.scope(), NIGHT) == 60
-    assert "grant the provider's ServiceAccount patch" in case.scope().memory.schedule_problem
+    assert "grant the provider's ServiceAccount patch" in case.scope().memory.parking.schedule_problem
     assert case.events.count(("Warning", "ParkBlocked")) == 1
 
     case.management.errors.clear()
     await follow_schedule(case.scope(), NIGHT)
     assert is_recorded(case)
-    assert case.scope().memory.schedule_problem == ""
+    assert case.scope().memory.parking.schedule_problem == ""
 
 
 @pytest.mark.parametrize("error", [Forbidden(403, "Forbidden", "no"), ServerFault(500, "", "etcd")])

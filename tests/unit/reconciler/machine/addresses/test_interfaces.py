@@ -20,7 +20,7 @@ from reconciler.harvester.addressplan import plan_releases
 from reconciler.machine import create, ensurevm
 from reconciler.machine.addresses.entries import release_addresses
 from reconciler.machine.scope import MachineScope
-from reconciler.memory import MachineMemory
+from reconciler.memory.machine import MachineMemory
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics, Watched
 

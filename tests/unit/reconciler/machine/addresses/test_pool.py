@@ -27,7 +27,7 @@ from reconciler.machine.addresses.pool import ensure_address, restore_address
 from reconciler.machine.addresses.state import report_addresses
 from reconciler.machine.network import StaticAddress
 from reconciler.machine.scope import MachineScope
-from reconciler.memory import MachineMemory
+from reconciler.memory.machine import MachineMemory
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics, Watched
 from tests.support.ippools import pool

@@ -16,7 +16,10 @@ from caphv.api.tokens import ServiceAccountToken
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound, ServerFault, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
 from commands.identity_rotate import token_issuer
-from operations.change import rotation
+from operations.change.rotation import run
+from operations.change.rotation.identity import IdentityError, read_identity
+from operations.change.rotation.plan import plan_rotation
+from operations.change.rotation.run import LostConnectionError, Rotation, RotationError
 from operations.doctor import rights
 from tests.support.rotationserver import Server, failing, replace_servers
 
@@ -38,14 +41,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 async def rotate(server: Server) -> str:
     """Rotate with the account's own rights; return the error, empty if there is none."""
     client: Any = server
-    identity = await rotation.read_identity(client, Key("team-a", "identity"))
-    plan = rotation.plan_rotation(identity, expires_in=None, keep_old=False)
+    identity = await read_identity(client, Key("team-a", "identity"))
+    plan = plan_rotation(identity, expires_in=None, keep_old=False)
     harvester: Any = identity.access.client()
-    steps = rotation.Rotation(client, harvester, False, identity, plan, token_issuer(), print)
+    steps = Rotation(client, harvester, False, identity, plan, token_issuer(), print)
     before = server.connections
     try:
         await steps.run()
-    except (rotation.RotationError, rotation.LostConnectionError) as error:
+    except (RotationError, LostConnectionError) as error:
         return str(error)
     finally:
         assert server.connections == before, "the clients of the rotation are closed"
@@ -84,7 +87,7 @@ async def test_a_token_that_the_provider_renews_is_not_rotated(server: Server, m
         return {**await original(*words, **options), "type": SECRET_TYPE}
 
     monkeypatch.setattr(server, "get", get)
-    with pytest.raises(rotation.IdentityError, match="token that the provider renews"):
+    with pytest.raises(IdentityError, match="token that the provider renews"):
         await rotate(server)
 
 
@@ -107,7 +110,7 @@ async def test_clusters_get_time_to_connect_with_the_new_token(
         assert server.deleted == []
         waits.append(seconds)
 
-    monkeypatch.setattr(rotation, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(run, "asyncio", SimpleNamespace(sleep=sleep))
     if not clusters:
         server.cluster["spec"]["identitySecret"]["name"] = "another"
     assert (await rotate(server), len(waits)) == ("", clusters)
@@ -222,9 +225,9 @@ async def test_the_new_token_lives_as_long_as_the_former_one_unless_days_are_giv
     server: Server, token: dict[str, Any], expires_in: int | None, seconds: int
 ) -> None:
     client: Any = server
-    identity = await rotation.read_identity(client, Key("team-a", "identity"))
+    identity = await read_identity(client, Key("team-a", "identity"))
     identity = replace(identity, token=ServiceAccountToken(identity.token.account, **token))
-    assert rotation.plan_rotation(identity, expires_in=expires_in, keep_old=False).seconds == seconds
+    assert plan_rotation(identity, expires_in=expires_in, keep_old=False).seconds == seconds
 
 
 @pytest.mark.parametrize(
@@ -246,8 +249,8 @@ async def test_a_token_that_others_may_use_is_kept(
     server: Server, keep_old: bool, changes: dict[str, Any], deletes: str, kept: str
 ) -> None:
     client: Any = server
-    identity = await rotation.read_identity(client, Key("team-a", "identity"))
-    plan = rotation.plan_rotation(replace(identity, **changes), expires_in=None, keep_old=keep_old)
+    identity = await read_identity(client, Key("team-a", "identity"))
+    plan = plan_rotation(replace(identity, **changes), expires_in=None, keep_old=keep_old)
     assert (plan.deletes, plan.kept.startswith(kept), bool(plan.kept)) == (deletes, True, bool(kept))
     assert plan.issues
     assert plan.clusters == ("team-a/shop",)
@@ -256,8 +259,8 @@ async def test_a_token_that_others_may_use_is_kept(
 async def test_the_token_that_an_interrupted_rotation_left_is_deleted(server: Server) -> None:
     server.identity["metadata"]["annotations"] = {PREVIOUS_TOKEN_ANNOTATION: "former"}
     client: Any = server
-    identity = await rotation.read_identity(client, Key("team-a", "identity"))
-    plan = rotation.plan_rotation(identity, expires_in=None, keep_old=False)
+    identity = await read_identity(client, Key("team-a", "identity"))
+    plan = plan_rotation(identity, expires_in=None, keep_old=False)
     assert (plan.issues, plan.deletes) == (False, "former")
 
 
@@ -267,7 +270,7 @@ async def test_clusters_that_share_a_secret_by_an_identity_are_its_users(server:
     server.shared = [{"metadata": {"name": "shared"}, "spec": spec}]
     server.cluster["spec"] = {"identityRef": {"name": "shared"}, "targetNamespace": "shop"}
     client: Any = server
-    identity = await rotation.read_identity(client, Key("team-a", "identity"))
+    identity = await read_identity(client, Key("team-a", "identity"))
     assert [obj["metadata"]["name"] for obj in identity.clusters] == ["shop"]
     assert (identity.sharing, identity.unread) == ([], [])
 
@@ -289,7 +292,7 @@ async def test_a_cluster_that_may_not_use_the_identity_that_it_names_is_no_user(
     server.cluster["spec"] = {"identityRef": {"name": "shared"}, "targetNamespace": "shop"}
     if error:
         server.fail = failing("get", NAMESPACES, error)
-    identity = await rotation.read_identity(cast("Any", server), Key("team-a", "identity"))
+    identity = await read_identity(cast("Any", server), Key("team-a", "identity"))
     assert [obj["metadata"]["name"] for obj in identity.clusters] == names
 
 
@@ -297,6 +300,6 @@ async def test_a_cloud_credential_is_left_to_rancher(server: Server) -> None:
     data = server.identity["data"]
     data["harvestercredentialConfig-kubeconfigContent"] = data.pop("kubeconfig")
     client: Any = server
-    with pytest.raises(rotation.IdentityError, match="edit the cloud credential in Rancher"):
-        await rotation.read_identity(client, Key("team-a", "identity"))
+    with pytest.raises(IdentityError, match="edit the cloud credential in Rancher"):
+        await read_identity(client, Key("team-a", "identity"))
     assert server.identity["data"] == data

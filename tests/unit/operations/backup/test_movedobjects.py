@@ -12,7 +12,7 @@ from caphv.api.objectid import id_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Forbidden, Unreachable
 from operations.backup.files import Backup
-from operations.backup.moving import (
+from operations.backup.movedobjects import (
     CLUSTER,
     delete_source,
     find_moved,

@@ -1,9 +1,11 @@
-"""Move clusters between management clusters: pause them, let the target adopt, then delete here.
+"""Choose the objects of a move: those to pause, to copy, to wait for, and to delete.
 
-The order makes a move safe. Nothing is deleted until Harvester itself says that each VM belongs to
-the target. From then on the provider of the source would refuse to touch a VM, even if it were not
-paused. Objects are deleted without their finalizers, dependents before their owners and the Cluster
-last, so that no controller ever sees a machine that is being deleted.
+`operations.change.move` makes the steps. Their order makes a move safe: the clusters are paused,
+the target adopts their VMs, and only then are they deleted on the source. Nothing is deleted until
+Harvester itself says that each VM belongs to the target. From then on the provider of the source
+would refuse to touch a VM, even if it were not paused. Objects are deleted without their
+finalizers, dependents before their owners and the Cluster last, so that no controller ever sees a
+machine that is being deleted.
 """
 
 from __future__ import annotations
