@@ -195,7 +195,7 @@ def _show(plan: MovePlan, change: ChangeOptions) -> None:
 
 def _report(plan: MovePlan, change: ChangeOptions, *, applied: bool) -> None:
     """Write the plan as data, unless the output is text."""
-    from operations.backup.moving import shared_objects
+    from operations.backup.movedobjects import shared_objects
 
     if change.is_text:
         return

@@ -62,8 +62,8 @@ def distribution_of(cluster: Obj, control_plane: Obj | None) -> Distribution:
     if not (isinstance(data, str) and is_path(data) and _FOLDER.fullmatch(data)):
         raise ChangeError(
             [
-                f"spec.agentConfig.dataDir {data!r} of the RKE2ControlPlane is not an absolute path of "
-                "letters, digits and _.-/: restore by hand"
+                f"spec.agentConfig.dataDir {data!r} of the RKE2ControlPlane is not an absolute "
+                "path of letters, digits and _.-/: restore by hand"
             ]
         )
     return Distribution("rke2", "rke2-server", data, 9345)
