@@ -188,8 +188,8 @@ def test_refused_objects_fail_and_a_dry_run_applies_nothing(
     assert "forbidden" in result.stderr
     assert "Fleet applies the manifests" not in result.stdout
     management.refused = set()
-    done(sync(source, origin, "--apply"))
-    assert management.applied == 2
+    applied = done(sync(source, origin, "--apply")).stdout
+    assert (management.applied, applied) == (2, "nothing to commit\napplied the objects of team-a/a\n")
 
 
 def test_an_interval_syncs_new_commits_and_survives_an_unreachable_host(
