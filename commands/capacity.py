@@ -95,5 +95,6 @@ async def _read(options: HarvesterOptions, step: Step) -> tuple[list[Capacity], 
             hidden += objects.harvester.unseen
 
     if not capacities:
-        raise InputError("; ".join(["no Harvester can be read", *map(str, hidden)]))
+        hint = "no Harvester can be read: name its kubeconfig with --harvester-kubeconfig"
+        raise InputError("; ".join([hint, *map(str, hidden)]))
     return capacities, hidden

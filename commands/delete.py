@@ -241,7 +241,7 @@ def _count_by_kind(leftovers: Iterable[Leftover]) -> Iterable[str]:
     objects = list(leftovers)
     for kind, count in Counter(obj.kind for obj in objects).items():
         names = [obj.name for obj in objects if obj.kind == kind]
-        yield f"{count} {kind}: {name_some(names, 3)}"
+        yield f"{counted(count, kind)}: {name_some(names, 3)}"
 
 
 async def _delete(parts: Parts, management: ManagementOptions, *, force: bool) -> None:

@@ -285,7 +285,14 @@ def _agree(
 
     if cluster.definition:
         server = parse_kubeconfig(identity).server if identity else ""
-        show_summary(cluster.definition, interview.harvester, server)
+        # Neither a definition nor files for a repository contain the Secret.
+        has_secret = options.applied or not (options.to or options.output == "definition")
+        show_summary(
+            cluster.definition,
+            interview.harvester,
+            server,
+            creates_identity=bool(identity) and has_secret,
+        )
 
     # Without --apply and --to, the user decides now.
     if options.applied:

@@ -19,6 +19,7 @@ from caphv.api.bootimage import look_up
 from caphv.api.counting import counted
 from caphv.api.object import at
 from caphv.api.plaintext import one_line
+from caphv.api.remedies import NEW_IDENTITY
 from commands.output.echo import echo
 from packager.definitions.flags import FLAGS, Flag
 
@@ -194,11 +195,23 @@ class Interview:
         ]
 
 
-def show_summary(definition: Definition, harvester: Surroundings | None, server: str) -> None:
-    """Show a summary of the cluster, before anything is written."""
+def show_summary(
+    definition: Definition,
+    harvester: Surroundings | None,
+    server: str,
+    *,
+    creates_identity: bool = False,
+) -> None:
+    """Show a summary of the cluster, before anything is written.
+
+    :param definition: the definition of the cluster
+    :param harvester: the objects of Harvester, None if it was not read
+    :param server: the URL of Harvester, empty if it is unknown
+    :param creates_identity: whether the identity Secret is among the objects
+    """
     _say("")
     _say("Summary")
-    for name, value in _summary(definition, harvester, server):
+    for name, value in _summary(definition, harvester, server, creates_identity=creates_identity):
         if value:
             _say(f"  {name:<21} {value}")
     _say("")
@@ -216,7 +229,11 @@ def command_line(values: Mapping[str, str], kubeconfig: Path | None) -> str:
 
 
 def _summary(
-    definition: Definition, harvester: Surroundings | None, server: str
+    definition: Definition,
+    harvester: Surroundings | None,
+    server: str,
+    *,
+    creates_identity: bool,
 ) -> list[tuple[str, str]]:
     pools = [ref.rpartition("/")[2] for ref in definition.addresses.get("ipPoolRefs") or ()]
     addresses = "DHCP"
@@ -247,12 +264,12 @@ def _summary(
         ("Machine addresses", addresses),
         ("Control plane address", balancer),
         ("Harvester", place),
-        ("Identity", _identity(definition, server)),
+        ("Identity", _identity(definition, creates_identity=creates_identity)),
         ("Add-ons", f"by {definition.delivery}" if definition.delivery != "None" else "none"),
     ]
 
 
-def _identity(definition: Definition, server: str) -> str:
+def _identity(definition: Definition, *, creates_identity: bool) -> str:
     if definition.cluster_identity:
         namespace = definition.key.namespace
         return (
@@ -260,7 +277,14 @@ def _identity(definition: Definition, server: str) -> str:
             f"{namespace}"
         )
     secret = f"Secret {definition.key.namespace}/{definition.identity_secret}"
-    return secret if server else f"{secret}, which must exist"
+    if creates_identity:
+        return secret
+    command = NEW_IDENTITY(
+        target=definition.target_namespace,
+        namespace=definition.key.namespace,
+        name=definition.identity_secret,
+    )
+    return f"{secret}, which must exist: {command}"
 
 
 def _image(definition: Definition) -> str:

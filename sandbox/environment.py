@@ -317,7 +317,7 @@ class Sandbox:
         metrics, health = children.free_ports(2)
         process = self._python(
             "provider",
-            "caphv",
+            "sandbox.provider",
             "run",
             f"--kubeconfig={kubeconfig}",
             f"--metrics-bind-address=127.0.0.1:{metrics}",

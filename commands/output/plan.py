@@ -103,12 +103,15 @@ def _shortcoming(shortcoming: Shortcoming) -> Text:
 
 def _need(need: Need) -> Text:
     note = f" ({need.note})" if need.note else ""
-    free = "not known" if need.free is None else readable(need.free, need.unit)
+    free = "; how much is free is not known"
+    if need.free is not None:
+        at_most = "at most " if need.partial and not need.short else ""
+        free = f", {at_most}{readable(need.free, need.unit)} free"
+
     if need.short:
         mark = "✗"
         style = "bold red"
     elif need.partial:
-        free = f"at most {free}"
         mark = "?"
         style = "yellow"
     elif need.free is None:
@@ -117,7 +120,7 @@ def _need(need: Need) -> Text:
     else:
         mark = "✓"
         style = "green"
-    text = f"{need.what}: {readable(need.needed, need.unit)} more at most, {free} free{note}"
+    text = f"{need.what}: {readable(need.needed, need.unit)} more at most{free}{note}"
     return Text.assemble((f"  {mark} ", style), text)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from caphv.api import remedies
+from caphv.api.counting import name_some
+from caphv.api.object import key_of
 from commands.output.data import print_data
 from commands.output.echo import echo
 
@@ -26,29 +28,50 @@ def print_result(
     for failure in failures:
         echo(f"error: {failure}", err=True)
     if options.output == "text":
-        for line in _lines(result, options):
+        for line in _lines(built, result, failures, options):
             echo(line)
         return
     print_data(options.output, **_fields(built, result))
 
 
-def _lines(result: Result, options: SyncOptions) -> Iterator[str]:
+def _lines(
+    built: BuildResult, result: Result, failures: list[ApplyFailure], options: SyncOptions
+) -> Iterator[str]:
     from packager.contents.diff import FOREIGN_FILE
 
     for verb, names in _changes(result.plan):
         yield from (f"{verb} {name}" for name in names)
     yield from (f"{name}: {', '.join(changes)}" for name, changes in result.plan.details.items())
     yield from (f"foreign {path} {FOREIGN_FILE}" for path in result.plan.foreign)
+    is_applied = options.applied and not options.dry_run
     if result.plan.is_empty:
-        yield "nothing to do"
+        yield "nothing to commit" if is_applied else "nothing to do"
     elif options.dry_run:
         yield "nothing was written: --dry-run"
     elif result.commit:
         yield f"pushed {result.commit[:12]} to {result.branch}"
     if result.merge_request:
         yield str(result.merge_request)
-    if not options.applied and options.repo and not result.plan.is_empty:
+    if is_applied:
+        yield from _applied(built, result.plan, failures)
+    elif not options.applied and options.repo and not result.plan.is_empty:
         yield f"Fleet applies the manifests: {remedies.APPLY_GIT_REPO(repo=options.repo)}"
+
+
+def _applied(built: BuildResult, plan: Plan, failures: list[ApplyFailure]) -> Iterator[str]:
+    """Say which clusters `--apply` applied to the management cluster, and which it deletes."""
+    if names := [str(key) for key in sorted(built.objects)]:
+        exception = ", except what the errors name" if failures else ""
+        yield f"applied the objects of {name_some(names)}{exception}"
+
+    refused = {str(key_of(failure.obj)) for failure in failures}
+    removed = [
+        removal.folder.partition("/")[2]
+        for removal in plan.removed
+        if removal.definition and not removal.bundle
+    ]
+    if deleted := [name for name in removed if name not in refused]:
+        yield f"asked for the deletion of {name_some([f'Cluster {name}' for name in deleted])}"
 
 
 def _changes(plan: Plan) -> Iterator[tuple[str, list[str]]]:

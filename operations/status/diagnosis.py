@@ -52,6 +52,16 @@ ADDITIONAL = (
     ConditionType.CONTROL_PLANE_BACKUPS_READY,
     ConditionType.HOSTS_EVACUATED,
 )
+# What a cluster waits for while it comes up. Its deletion does not wait for these.
+_CREATION = frozenset(
+    {
+        Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
+        Reason.CLOUD_PROVIDER_CONFIG_IN_PROGRESS,
+        Reason.FLEET_INTEGRATION_IN_PROGRESS,
+        Reason.ADDON_BUNDLES_IN_PROGRESS,
+        Reason.VM_PROVISIONING_IN_PROGRESS,
+    }
+)
 # Reasons that follow from a decision of the user.
 CHOSEN = frozenset({Reason.ADDON_BUNDLES_SUSPENDED, Reason.FLEET_INTEGRATION_NOT_APPLICABLE})
 
@@ -110,7 +120,11 @@ def _deletion_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
         return
 
     problems = [*_infrastructure_problems(parts, now), *_merge(machine_problems(parts, now, True))]
-    errors = [problem for problem in problems if problem.severity is Severity.ERROR]
+    errors = [
+        problem
+        for problem in problems
+        if problem.severity is Severity.ERROR and problem.reason not in _CREATION
+    ]
     if errors:
         yield from errors
         return

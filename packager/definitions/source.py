@@ -211,9 +211,17 @@ def _split_clusters(items_of_files: Mapping[str, list[Item]], source: Source) ->
         elif len(places) == 1:
             entry = source.clusters[places[0]]
             source.clusters[places[0]] = ClusterEntry(entry.head, (*entry.others, *items))
+        elif secrets := _secret_problems(items):
+            # Moving a Secret to a cluster would not help.
+            source.problems += secrets
+            source.complete = False
         else:
             detail = "belongs to no Cluster: move it to the file or the folder of its Cluster"
             _refuse(source, items[:1], detail)
+
+
+def _secret_problems(items: Sequence[Item]) -> list[SourceProblem]:
+    return [item.problem(finding) for item in items for finding in secretscan.check(item.obj)]
 
 
 def _folder(name: str) -> str:
@@ -221,8 +229,7 @@ def _folder(name: str) -> str:
 
 
 def _share(head: Item, items: Sequence[Item], source: Source) -> None:
-    problems = [item.problem(finding) for item in items for finding in secretscan.check(item.obj)]
-    problems += _check_names(head)
+    problems = _secret_problems(items) + _check_names(head)
     source.problems += problems
     if not problems:
         source.groups[head.key] = [
@@ -246,9 +253,7 @@ def _check(entry: ClusterEntry, source: Source, validate: Validator) -> None:
     if not entry.is_definition:
         items = (entry.head, *entry.others)
         problems += (item.problem(finding) for item in items for finding in validate(item.obj))
-        problems += (
-            item.problem(finding) for item in items for finding in secretscan.check(item.obj)
-        )
+        problems += _secret_problems(items)
     source.problems += problems
     if any(not problem.advice for problem in problems):
         source.invalid.add(entry.key)

@@ -157,7 +157,8 @@ async def _preview(
         desired = await _desired(client, resource, obj, live)
     except ApiError as error:
         if not _needs_others(preview, obj, error):
-            preview.changes.append(ObjectChange(identity, Action.REFUSED, error=str(error)))
+            refusal = _refusal(error, identity.namespace)
+            preview.changes.append(ObjectChange(identity, Action.REFUSED, error=refusal))
             return
         # The server cannot say more, because the object that it asks for does not exist in a dry
         # run.
@@ -175,6 +176,14 @@ async def _preview(
     shown = () if identity.kind == "Secret" else different
     action = Action.CHANGE if different else None
     preview.changes.append(ObjectChange(identity, action, shown))
+
+
+def _refusal(error: ApiError, namespace: str) -> str:
+    """Return the server's answer, and what to do about a namespace that does not exist."""
+    answer = str(error)
+    if isinstance(error, NotFound) and answer.startswith(f'namespaces "{namespace}"'):
+        return f"{answer}: create it first, or add it to the manifests"
+    return answer
 
 
 def _needs_others(preview: Preview, obj: Obj, error: ApiError) -> bool:

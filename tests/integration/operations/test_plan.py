@@ -162,7 +162,7 @@ def test_what_the_api_server_refuses_is_named(server: ApiServer, tmp_path: Path)
     assert result.exit_code == 1
     assert "Nothing planned/x" in result.output or "Nothing default/x" in result.output
     assert "is not served as cluster.x-k8s.io/v1beta2: install its provider" in result.output
-    assert 'namespaces "absent" not found' in result.output
+    assert 'namespaces "absent" not found: create it first, or add it to the manifests' in result.output
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "a.yaml").write_text("kind: [")

@@ -247,7 +247,7 @@ def test_a_push_becomes_a_commit_and_a_cluster(caphv: Caphv, management: ApiServ
             on(management, lambda client: client.get(CLUSTERS, "two", "team-a"))
         assert on(management, lambda client: client.get(CLUSTERS, "one", "team-a"))
         count = fleet.count()
-        assert "nothing to do" in caphv(*sync).stdout
+        assert "nothing to commit" in caphv(*sync).stdout
         assert fleet.count() == count
 
 

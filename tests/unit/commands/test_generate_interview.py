@@ -174,10 +174,15 @@ def test_a_kubeconfig_is_asked_for_until_it_can_be_read(tmp_path: Path, monkeypa
 
 
 def summary(
-    capsys: pytest.CaptureFixture[str], server: str = "", harvester: Surroundings | None = None, **more: str
+    capsys: pytest.CaptureFixture[str],
+    server: str = "",
+    harvester: Surroundings | None = None,
+    *,
+    creates_identity: bool = False,
+    **more: str,
 ) -> list[str]:
     given = LEAST | {f"--{name.replace('_', '-')}": value for name, value in more.items()}
-    show_summary(parsed(given), harvester, server)
+    show_summary(parsed(given), harvester, server, creates_identity=creates_identity)
     return capsys.readouterr().err.splitlines()
 
 
@@ -200,7 +205,9 @@ def test_a_summary_has_a_line_for_each_fact(capsys: pytest.CaptureFixture[str]) 
         "  Machine addresses     DHCP",
         "  Control plane address DHCP",
         "  Harvester             namespace default",
-        "  Identity              Secret demo/demo-harvester-identity, which must exist",
+        "  Identity              Secret demo/demo-harvester-identity, which must exist: caphv identity create "
+        "--harvester-kubeconfig FILE --target-namespace default --secret-namespace demo "
+        "--secret-name demo-harvester-identity | kubectl apply -f -",
         "  Add-ons               by ClusterResourceSet",
         "",
     ]
@@ -209,7 +216,7 @@ def test_a_summary_has_a_line_for_each_fact(capsys: pytest.CaptureFixture[str]) 
 def test_a_summary_names_pools_servers_and_disks(capsys: pytest.CaptureFixture[str]) -> None:
     more = {"ip_pool_refs": "a,b", "gateway": "10.0.0.1", "subnet_mask": "255.255.255.0", "lb_ip_pool": "b"}
     more |= {"dns": "10.0.0.2", "worker_replicas": "2", "extra_disk": "10Gi"}
-    found = "\n".join(summary(capsys, "https://h", **more))
+    found = "\n".join(summary(capsys, "https://h", creates_identity=True, **more))
     assert "IPPool a, IPPool b; gateway 10.0.0.1, mask 255.255.255.0" in found
     assert "Control plane address IPPool b\n" in found
     assert "namespace default on https://h\n" in found

@@ -207,7 +207,7 @@ def test_each_pool_says_what_happens_to_its_machines(capsys: pytest.CaptureFixtu
         "  + worker pool md-2: 1 machine is created (2 → 3)",
         "  Harvester: 8 VMs are created, 8 are deleted, with their disks",
         "  ✗ CPU: 4 more at most, 2 free (in namespace vms)",
-        "  - memory: 1 GiB more at most, not known free",
+        "  - memory: 1 GiB more at most; how much is free is not known",
         "  ✓ addresses: 1 more at most, 1 free",
         "  Guest: addresses come from IPPool services",
         "Plan: objects 0 to create, 0 to change in place; machines 4 created, 5 replaced, 3 deleted",

@@ -123,7 +123,7 @@ def test_lines_of_a_plan_are_not_broken_and_have_the_colours_of_their_marks(show
         f"  ! x: {LONG} (a, b, c)",
         f"  ✗ CPU: 4 more at most, 2 free ({LONG})",
         f"  ✓ memory: 4 more at most, 8 free ({LONG})",
-        f"  - hosts: 4 more at most, not known free ({LONG})",
+        f"  - hosts: 4 more at most; how much is free is not known ({LONG})",
         f"  ? rooms: 4 more at most, at most 8 free ({LONG})",
         f"  ✗ floors: 9 more at most, 8 free ({LONG})",
         f"  Guest: {LONG}",

@@ -286,6 +286,24 @@ def test_a_sync_names_all_that_it_did_and_left(capsys: pytest.CaptureFixture[str
     assert synced(NOTHING, capsys, repo="URL", dry_run=True) == ["nothing to do"]
 
 
+def test_a_sync_names_the_clusters_that_it_applied_and_deletes(capsys: pytest.CaptureFixture[str]) -> None:
+    built = BuildResult(objects={Key("t", "b"): [], Key("t", "a"): []})
+    applied = "applied the objects of t/a, t/b"
+    assert synced(NOTHING, capsys, built, applied=True) == ["nothing to commit", applied]
+    assert synced(NOTHING, capsys, built, applied=True, dry_run=True) == ["nothing to do"]
+
+    removed = tuple(Removal(f"manifests/t/{name}", "", ("x",), definition=True) for name in ("old", "kept"))
+    plan = Plan(delete=("manifests/t/old/x",), removed=removed)
+    refused = ApplyFailure({"kind": "Cluster", "metadata": {"name": "kept", "namespace": "t"}}, "forbidden")
+    options: Any = SimpleNamespace(output="table", dry_run=False, applied=True, repo="")
+    print_result(built, replace(NOTHING, plan=plan, commit="0123456789abcdef"), [refused], options)
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "pushed 0123456789ab to main",
+        f"{applied}, except what the errors name",
+        "asked for the deletion of Cluster t/old",
+    ]
+
+
 def test_problems_of_a_sync_are_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     class Problem(SimpleNamespace):
         def __str__(self) -> str:

@@ -251,7 +251,8 @@ def test_a_harvester_that_cannot_be_read_is_named_and_none_is_no_answer(servers:
 
 def test_capacity_of_all_namespaces_is_the_default(servers: Servers) -> None:
     assert servers.data("capacity", "-A") == servers.data("capacity")
-    assert servers.caphv("capacity", "-n", "empty").exit_code == 2
+    empty = servers.caphv("capacity", "-n", "empty")
+    assert (empty.exit_code, "name its kubeconfig with --harvester-kubeconfig" in empty.output) == (2, True)
     result = servers.caphv("capacity", "-A", "-n", "team")
     assert (result.exit_code, "are mutually exclusive" in result.output) == (2, True)
 

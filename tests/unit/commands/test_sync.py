@@ -65,6 +65,18 @@ def test_data_says_what_was_written_and_which_definitions_are_faulty(source: Pat
     assert f"error: bad.yaml:{line}: " in result.stderr
 
 
+def test_a_secret_beside_definitions_is_no_cluster_and_must_leave_git(source: Path, origin: Origin) -> None:
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x", "namespace": "team-a"}}
+    put(source, definition("a"))
+    (source / "secret.yaml").write_text(yaml.safe_dump(secret))
+    result = sync(source, origin)
+    assert result.exit_code == 1
+    assert "secret.yaml:2: kind: Forbidden: a Secret must not be in Git" in result.stderr
+    assert "belongs to no Cluster" not in result.stderr
+    status = yaml.safe_load(origin.files()["caphv-status.yaml"])
+    assert [row["name"] for row in status["clusters"]] == ["team-a/a"]
+
+
 def test_a_removed_definition_is_held_until_it_is_confirmed(source: Path, origin: Origin) -> None:
     put(source, definition("a"), definition("b"))
     done(sync(source, origin))
@@ -188,8 +200,8 @@ def test_refused_objects_fail_and_a_dry_run_applies_nothing(
     assert "forbidden" in result.stderr
     assert "Fleet applies the manifests" not in result.stdout
     management.refused = set()
-    done(sync(source, origin, "--apply"))
-    assert management.applied == 2
+    applied = done(sync(source, origin, "--apply")).stdout
+    assert (management.applied, applied) == (2, "nothing to commit\napplied the objects of team-a/a\n")
 
 
 def test_an_interval_syncs_new_commits_and_survives_an_unreachable_host(

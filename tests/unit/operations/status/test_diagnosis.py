@@ -375,6 +375,17 @@ def test_a_deletion_says_what_it_waits_for_and_later_that_it_hangs() -> None:
     assert problems(builder)[0].severity is Severity.ERROR
 
 
+def test_a_deletion_does_not_wait_for_steps_of_the_creation() -> None:
+    builder = Builder()
+    builder.cluster["metadata"]["deletionTimestamp"] = ago(minutes=2)
+    message = "waiting for the API of the workload cluster"
+    builder.harvester_cluster["status"]["conditions"].append(
+        condition("CloudProviderConfigReady", "False", "CloudProviderConfigGenerationInProgress", message, hours=2)
+    )
+    (problem,) = problems(builder)
+    assert (problem.severity, problem.cause) == (Severity.WAITING, "being deleted: waiting for 3 machines, first cp-1")
+
+
 def test_suspended_bundles_are_no_problem() -> None:
     builder = Builder()
     builder.harvester_cluster["status"]["conditions"].append(

@@ -191,7 +191,9 @@ async def test_what_the_server_refuses_or_does_not_serve_is_named() -> None:
     assert plan.clusters == ()
     found.errors = {"dry-run create Cluster": NotFound(404, "NotFound", 'namespaces "gone" not found')}
     plan = await planned(found, {**topology_cluster(), "metadata": {"name": "x", "namespace": "gone"}})
-    assert plan.refused
+    assert [change.error for change in plan.objects] == [
+        'namespaces "gone" not found: create it first, or add it to the manifests'
+    ]
 
 
 async def test_plan_of_another_server_says_so() -> None:
