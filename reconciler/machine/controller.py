@@ -313,6 +313,11 @@ class MachineReconciler:
     def _report(self, scope: MachineScope, blocked: Blocked) -> None:
         """Set the conditions of a machine that waits, with the Event of `Blocked.warn`."""
         draft = scope.draft
+        # A lost VM stays lost during an outage, and explains why its Node does not answer.
+        was_lost = draft.has_reason(ConditionType.VM_PROVISIONING_READY, Reason.MACHINE_NOT_FOUND)
+        if was_lost and blocked.outage and not being_deleted(scope.obj):
+            return
+
         # A VM keeps running while Harvester's API is unreachable, so Cluster API must not consider
         # the machine broken.
         stays_ready = blocked.outage and draft.fields.get("ready") and not being_deleted(scope.obj)
