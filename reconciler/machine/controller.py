@@ -51,6 +51,7 @@ from reconciler.triggers import Watched
 _FINALIZERS = frozenset({names.MACHINE_FINALIZER, names.LEGACY_MACHINE_FINALIZER})
 # Seconds that a transient state has to last before it is written.
 _DEBOUNCE_SECONDS = 1.0
+_NO_WEBHOOK = "failed calling webhook"
 # Seconds until a parked machine looks again whether it can adopt its VM.
 _ADOPT_SECONDS = 60.0
 
@@ -124,11 +125,11 @@ class MachineReconciler:
                 raise node_error from None
             return result
         except RequestError as error:
-            # A refused request needs an action of the user. A machine that is ready stays ready.
-            if isinstance(error, (Forbidden, Invalid)) and (
-                being_deleted(obj) or not scope.draft.fields.get("ready")
-            ):
-                self._report(scope, scope.failure(f"a request was refused: {error.message}"))
+            # A refused request needs an action of the user, as do webhooks that do not answer. A
+            # machine that is ready stays ready.
+            is_refused = isinstance(error, (Forbidden, Invalid)) or _NO_WEBHOOK in str(error)
+            if is_refused and (being_deleted(obj) or not scope.draft.fields.get("ready")):
+                self._report(scope, scope.failure(f"a request was refused: {error}"))
             await self._write(scope)
             raise
 

@@ -11,7 +11,7 @@ from caphv.api import conditions
 from caphv.api.names import MACHINE_FINALIZER, ConditionType
 from caphv.api.object import Key, Obj
 from caphv.api.ownership import Owner
-from caphv.runtime.errors import ApiError, Forbidden, Unreachable
+from caphv.runtime.errors import ApiError, Forbidden, ServerFault, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler.blocked import Blocked
 from reconciler.context import Context
@@ -130,6 +130,20 @@ async def test_machine_with_a_running_vm_gets_ready_and_its_node_is_tried_once_a
         await machine.reconcile()
     assert machine.obj["status"]["ready"]
     assert machine.patches == 1
+
+
+async def test_webhook_that_does_not_answer_is_what_a_new_machine_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = 'failed calling webhook "vharvestermachine.v1beta1.kb.io": connection refused'
+    fault = ServerFault(500, "InternalError", text)
+
+    async def refuse(*_: Any) -> str:
+        raise fault
+
+    monkeypatch.setattr(controller, "set_provider_id", refuse)
+    machine = Machine(fault, RUNNING, ready=False)
+    with pytest.raises(ServerFault):
+        await machine.reconcile()
+    assert machine.reason_and_message() == ("VMProvisioningFailed", f"a request was refused: {text}")
 
 
 LOST = "VirtualMachine vms/one no longer exists and will not be recreated"
