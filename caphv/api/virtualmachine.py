@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of, at, dict_at, labels_of, list_at, text_at
+from caphv.api.quantity import quantity
 
 # The path of a VM's volumes.
 VOLUMES = ("spec", "template", "spec", "volumes")
@@ -44,6 +45,13 @@ def devices_in_use(instances: Iterable[Obj]) -> dict[str, Counter[str]]:
             host = text_at(instance, "status", "nodeName")
             in_use.setdefault(host, Counter()).update(devices_of(instance.get("spec") or {}))
     return in_use
+
+
+def free_devices(host: Obj, in_use: Counter[str]) -> Counter[str]:
+    """Return the devices of a host that no instance uses."""
+    allocatable = dict_at(host, "status", "allocatable")
+    total = Counter({name: int(quantity(amount) or 0) for name, amount in allocatable.items()})
+    return total - in_use
 
 
 def has_pinned_cpus(spec: Obj) -> bool:

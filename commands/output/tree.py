@@ -12,6 +12,7 @@ from caphv.api.counting import counted
 from commands.output.overview import STATE_STYLES, age, machine_state, version_text
 from commands.output.text import Text
 from operations.status.causes import standstill, visible_conditions
+from operations.status.diagnosis import CHOSEN
 from operations.status.model import (
     Cluster,
     Condition,
@@ -244,13 +245,16 @@ def _add_conditions(
         negative = condition.negative
         # While a cluster is paused, the core reports it also in conditions that were true.
         repeats_pause = condition.reason == "Paused" and not negative
-        is_informative = not good and (condition.message or not negative)
+        is_chosen = condition.reason in CHOSEN
+        is_informative = not good and not is_chosen and (condition.message or not negative)
         if not everything and (repeats_pause or not is_informative):
             continue
 
         mark = ("✗ ", "red")
         if good:
             mark = ("✓ ", "green")
+        elif is_chosen:
+            mark = ("- ", "dim")
         elif negative or condition.status == "Unknown":
             mark = ("… ", "cyan")
 

@@ -200,7 +200,10 @@ def _check_addresses(parts: Parts, harvester: HarvesterObjects, needed: int) -> 
     )
     if free < needed:
         command = remedies.AUDIT_POOLS(namespace=parts.key.namespace)
-        remedy = f"Find leaked addresses: {command}. Otherwise add a range or a pool to ipPoolRefs"
+        remedy = (
+            f"Find leaked addresses: {command}. Otherwise add a range to the pool, or another pool "
+            "to ipPoolRefs"
+        )
         yield Check("addresses", subject, Result.ERROR, message, remedy)
     else:
         yield ok("addresses", subject, message)

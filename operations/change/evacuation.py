@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +14,9 @@ from caphv.api.labels import cluster_label
 from caphv.api.names import EVACUATE_ANNOTATION, ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, at, dict_at, key_of, labels_of, text_at
 from caphv.api.virtualmachine import (
+    devices_in_use,
     devices_of,
+    free_devices,
     has_pinned_cpus,
     is_bound_to_host,
     is_shut_down_for_maintenance,
@@ -37,6 +39,7 @@ class HostMachines:
     :param restarts: an eviction stops and starts them without a drain of their Nodes
     :param pinned: they stay, because they have pinned CPUs and no other host has its CPU manager
         enabled
+    :param lacking: they stay, because no other host is known to have their devices free
     :param paused: the cluster is paused, so the provider moves none of them
     """
 
@@ -47,6 +50,7 @@ class HostMachines:
     stays: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
     pinned: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
     paused: bool = False
 
 
@@ -68,7 +72,11 @@ def machines_on(
     :param clusters: the clusters on its Harvester, and whether they are paused
     :param instances: the VirtualMachineInstances that can be read
     """
-    can_pin = any(map(has_cpu_manager, _other_hosts(host, hosts)))
+    others = _other_hosts(host, hosts)
+    can_pin = any(map(has_cpu_manager, others))
+    instances = list(instances)
+    in_use = devices_in_use(instances)
+    free = [free_devices(other, in_use.get(key_of(other).name, Counter())) for other in others]
     by_label: dict[str, list[Obj]] = defaultdict(list)
     for instance in instances:
         if at(instance, "status", "nodeName") == host:
@@ -78,7 +86,7 @@ def machines_on(
     for cluster, is_paused in sorted(clusters.items()):
         groups: dict[str, list[str]] = defaultdict(list)
         for instance in by_label.get(cluster_label(cluster), ()):
-            groups[_group_of(instance, can_pin=can_pin)].append(key_of(instance).name)
+            groups[_group_of(instance, free, can_pin=can_pin)].append(key_of(instance).name)
         sorted_groups = {name: tuple(sorted(group)) for name, group in groups.items()}
         machines.append(HostMachines(cluster=cluster, **sorted_groups, paused=is_paused))
     return machines
@@ -93,15 +101,18 @@ def _other_hosts(name: str, hosts: Iterable[Obj]) -> list[Obj]:
     ]
 
 
-def _group_of(instance: Obj, *, can_pin: bool) -> str:
+def _group_of(instance: Obj, free: Iterable[Counter[str]], *, can_pin: bool) -> str:
     """Return the field of `HostMachines` to which an instance belongs.
 
+    :param free: the free devices of each other host
     :param can_pin: another host has its CPU manager enabled
     """
     spec = dict_at(instance, "spec")
     lacks_host = has_pinned_cpus(spec) and not can_pin
-    if devices_of(spec):
-        return "pinned" if lacks_host else "moves"
+    if needs := devices_of(spec):
+        if lacks_host:
+            return "pinned"
+        return "moves" if any(needs <= devices for devices in free) else "lacking"
     if is_bound_to_host(instance):
         return "stays"
     if is_shut_down_for_maintenance(instance):
@@ -208,6 +219,10 @@ def _machine_checks(subject: str, machines: HostMachines) -> Iterator[Check]:
         )
         remedy = "Enable the CPU manager of another host on Harvester"
         yield warning(message, machines.pinned, remedy)
+    if machines.lacking:
+        message = ": no other host has the devices of these free, so they stay"
+        remedy = "Enable the devices on another host, or stop a VM that uses them there"
+        yield warning(message, machines.lacking, remedy)
     if machines.stays:
         message = (
             ": KubeVirt cannot migrate these, and a disk may be local to the host, so they stay"

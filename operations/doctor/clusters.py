@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+from caphv.api import remedies
 from caphv.api.supported import support
 from operations.status.causes import shared_subject
 from operations.status.check import Check, Result, ok, skipped
@@ -67,10 +68,11 @@ def _check_placement(cluster: Cluster, subject: str) -> Iterator[Check]:
 
     # Hosts come before zones, because two machines on one host are in one zone as well.
     places_by_kind = {
-        "host": [machine.host for machine in machines if machine.host],
-        "zone": [machine.zone for machine in machines if machine.zone],
+        "host": [machine.host for machine in machines],
+        "zone": [machine.zone for machine in machines],
     }
-    for kind, places in places_by_kind.items():
+    for kind, all_places in places_by_kind.items():
+        places = [place for place in all_places if place]
         worst = max(places, key=places.count, default="")
         lost = places.count(worst)
         # A machine whose place is unknown counts as a survivor.
@@ -79,9 +81,12 @@ def _check_placement(cluster: Cluster, subject: str) -> Iterator[Check]:
             continue
 
         message = f"{lost} of {len(machines)} control plane machines run in {kind} {worst}"
+        # Harvester restarts VMs of a failed host elsewhere, and does not move them back.
+        machine = machines[all_places.index(worst)].name
+        command = remedies.DELETE_MACHINE(machine=machine, namespace=cluster.key.namespace)
         remedy = (
-            f"Without that {kind} etcd loses its quorum: spread them over "
-            "controlPlaneFailureDomains"
+            f"Without that {kind} etcd loses its quorum. Once another {kind} takes machines, and "
+            f"controlPlaneFailureDomains, if set, names it, replace one of them: {command}"
         )
         yield Check("placement", subject, Result.WARNING, message=message, remedy=remedy)
         return

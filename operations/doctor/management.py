@@ -12,6 +12,7 @@ from caphv.api.supported import support
 from operations.doctor import extensions
 from operations.read.objects import Unseen, condition_of, time_of
 from operations.status.check import Check, Result, ok, skipped
+from operations.status.provider import is_released
 
 SUBJECT = "management cluster"
 _SOON = timedelta(days=7)
@@ -172,9 +173,9 @@ def _check_absent_provider(facts: ManagementFacts, place: str, now: datetime) ->
         return skipped("provider", SUBJECT, f"{place} does not exist; {other}")
 
     spec = (facts.lease or {}).get("spec") or {}
+    holder = spec.get("holderIdentity")
     renewed_at = time_of(spec.get("renewTime"))
-    if renewed_at and (now - renewed_at).total_seconds() <= _LEASE_SECONDS:
-        holder = spec.get("holderIdentity") or "unknown"
+    if holder and renewed_at and (now - renewed_at).total_seconds() <= _LEASE_SECONDS:
         return skipped("provider", SUBJECT, f"{place} does not exist: {holder} runs without it")
 
     message = f"{place} does not exist, although its namespace does: nothing manages the clusters"
@@ -204,7 +205,7 @@ def _check_lease(facts: ManagementFacts, now: datetime) -> Check:
     renewed_at = time_of(spec.get("renewTime"))
     age = (now - renewed_at).total_seconds() if renewed_at else 0.0
 
-    if age > _LEASE_SECONDS:
+    if age > _LEASE_SECONDS or is_released(facts.lease, now):
         # A provider that stops releases its Lease, which then has no holder.
         by = f" by {holder}" if spec.get("holderIdentity") else ""
         message = f"{lease} was renewed {int(age)} seconds ago{by}: no provider is active"

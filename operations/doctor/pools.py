@@ -57,7 +57,7 @@ def _check_pool(report: PoolReport, subject: str, *, used: bool, namespace: str)
         return Check("pools", subject, Result.WARNING, message=message, remedy=command)
 
     if used and report.expected <= 0:
-        remedy = "Add a range, or another pool to ipPoolRefs"
+        remedy = "Add a range to the pool, or another pool to ipPoolRefs"
         return Check("pools", subject, Result.ERROR, message=free, remedy=remedy)
     if used and report.expected < report.total * _SCARCE_SHARE:
         remedy = "Add a range before the next rollout needs it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 
 from caphv.api.names import Reason
@@ -25,6 +26,8 @@ PASSING = frozenset(
         Reason.VM_PROVISIONING_IN_PROGRESS,
     }
 )
+# The names of the provider's admission webhooks contain the kind. Harvester's end otherwise.
+_OWN_WEBHOOK = re.compile(r'failed calling webhook "[vm]harvester[a-z0-9.]*\.kb\.io"')
 _WARNINGS = frozenset(
     {
         Reason.IDENTITY_EXPIRING,
@@ -60,12 +63,14 @@ def condition_problem(parts: Parts, obj: Obj, kind: str, condition: Obj, now: da
     if not cause:
         cause = f"{condition['type']} is {condition['status']}"
 
+    # A refusal by the provider's own webhooks says nothing about the object.
+    advised = "WebhookUnavailable" if _OWN_WEBHOOK.search(cause) else reason
     return Problem(
         _severity_of(obj, kind, condition, age_of(since, now)),
         (object_name(obj, kind),),
         reason,
         cause=cause,
-        next_step=next_step(reason, remedy_subject(parts, obj, kind)),
+        next_step=next_step(advised, remedy_subject(parts, obj, kind)),
         since=since,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from caphv.api import clusterapi
@@ -239,6 +240,12 @@ def _own_problems(
         message = str(condition.get("message") or "")
         if condition.get("status") not in bad or not message:
             continue
-        if not message.startswith(_CONSEQUENCES):
-            yield condition_problem(parts, machine, "Machine", condition, now)
-            return
+        if message.startswith(_CONSEQUENCES):
+            continue
+
+        problem = condition_problem(parts, machine, "Machine", condition, now)
+        if kind == "NodeHealthy" and not at(machine, "status", "nodeRef"):
+            step = next_step("NodeNotJoined", remedy_subject(parts, machine, "Machine"))
+            problem = replace(problem, next_step=step)
+        yield problem
+        return

@@ -19,6 +19,8 @@ from operations.status.model import Provider
 
 SILENT_SECONDS = 60.0
 """A leader renews its Lease every two seconds, a provider without leader election every 15."""
+RELEASED_SECONDS = 15.0
+"""A provider that stops releases its Lease, and another replica takes it within two seconds."""
 _NAMESPACE = "caphv-system"
 
 
@@ -57,7 +59,8 @@ def provider_of(leases: Iterable[Obj], now: datetime) -> Provider | None:
     since = _renewed_at(newest)
     key = key_of(newest)
     renewed_at = time_of(since)
-    if renewed_at is None or (now - renewed_at).total_seconds() <= SILENT_SECONDS:
+    is_old = renewed_at and (now - renewed_at).total_seconds() > SILENT_SECONDS
+    if not is_old and not is_released(newest, now):
         return Provider(str(key))
 
     return Provider(
@@ -104,6 +107,14 @@ def newest_lease(leases: Iterable[Obj]) -> Obj | None:
     """Return the provider's Lease that was renewed last; None if no Lease is a provider's."""
     provider_leases = [lease for lease in leases if _is_provider_lease(key_of(lease).name)]
     return max(provider_leases, key=_renewed_at, default=None)
+
+
+def is_released(lease: Obj, now: datetime) -> bool:
+    """Return whether the provider has released its Lease, and no other replica has taken it."""
+    renewed_at = time_of(_renewed_at(lease))
+    if renewed_at is None or text_at(lease, "spec", "holderIdentity"):
+        return False
+    return (now - renewed_at).total_seconds() > RELEASED_SECONDS
 
 
 def _is_provider_lease(name: str) -> bool:

@@ -81,7 +81,8 @@ _KEEP_ONLY_MACHINE = (
     f"or scale the control plane to 3 machines before this one is replaced: {remedies.TREE}"
 )
 _POOLS = (
-    f"Find leaked addresses: {remedies.AUDIT_POOLS}. Otherwise add a range or a pool to ipPoolRefs"
+    f"Find leaked addresses: {remedies.AUDIT_POOLS}. Otherwise add a range to the pool, or another "
+    "pool to ipPoolRefs"
 )
 _LOGS = f"Check the provider's log: {remedies.LOGS(namespace='caphv-system')}"
 _BOOTSTRAP_LOGS = remedies.LOGS_OF_BOOTSTRAP(
@@ -155,8 +156,8 @@ _BY_REASON: dict[str, str] = {
     Reason.INFRASTRUCTURE_PROVISIONING_FAILED: _LOOK,
     Reason.CONTROL_PLANE_UNREACHABLE: f"Check the control plane's machines: {remedies.TREE}",
     Reason.FAILURE_DOMAIN_UNAVAILABLE: (
-        "Machines there keep running. On Harvester, end the maintenance, uncordon a host, or "
-        "restore its label"
+        "Machines there keep running. End the maintenance or the evacuation of a host, uncordon "
+        "it, or restore its label"
     ),
     Reason.LIMIT_REACHED: "Find out what answers at the URL in Secret {identity}",
     Reason.IP_POOL_IN_USE: (
@@ -189,6 +190,14 @@ _BY_REASON: dict[str, str] = {
     "NodeDeleted": f"Replace the machine: {_REPLACE}",
     # Reasons of `machineproblems`, which no condition of a provider has.
     "WaitingForBootstrapData": f"Its log says what it waits for: {_BOOTSTRAP_LOGS}",
+    "NodeNotJoined": (
+        "Read in the guest why it does not join, with cloud-init status --long and the log of its "
+        f"rke2-server, rke2-agent, k3s or kubelet. Its address: {remedies.TREE}"
+    ),
+    "WebhookUnavailable": (
+        "Check that the provider runs, and the certificate of its webhooks: "
+        f"{remedies.LOGS(namespace='caphv-system')}"
+    ),
     "EtcdMemberNotReleased": (
         f"Check that the member is removed, and end the wait: {remedies.REMOVE_MEMBERS}"
     ),

@@ -154,7 +154,7 @@ def report_rejection(scope: ClusterScope, *sources: Trigger) -> Blocked:
     """Report that Harvester answers 401, and return the `Blocked` of the cluster."""
     message = (
         f"Harvester rejects the credentials in {secret_text(scope.obj)} (401): "
-        "the token may have expired; put a new kubeconfig into the Secret"
+        "the token may have expired or been revoked; put a new kubeconfig into the Secret"
     )
     reason = Reason.HARVESTER_AUTHENTICATION_FAILED
     scope.draft.set_false(ConditionType.IDENTITY_UP_TO_DATE, reason, message)

@@ -35,15 +35,21 @@ def ensure_failure_domains(scope: ClusterScope) -> None:
     domains = failure_domains(hosts, control_plane=selected, published=former, used=used)
 
     # Contract v1beta1 has another form of failure domains, so such a core gets none.
+    causes: Mapping[str, str] = {}
     if scope.context.caches.publishes_failure_domains:
         scope.draft.fields["failureDomains"] = domains
-        _report_unavailable(scope, used, unavailable(domains, used, hosts))
+        causes = unavailable(domains, used, hosts)
+        _report_unavailable(scope, used, causes)
     else:
         scope.draft.fields.pop("failureDomains", None)
         _report_without_effect(scope)
-    # Do not report domains that the user has deselected.
-    remaining = [domain for domain in former if not selected or domain["name"] in selected]
-    _report_lost(scope, remaining, domains)
+    # Do not report domains that the user has deselected, nor again those in use.
+    remaining = [
+        domain
+        for domain in former
+        if (not selected or domain["name"] in selected) and domain["name"] not in causes
+    ]
+    _report_lost(scope, remaining, domains, hosts)
 
     names = [domain["name"] for domain in domains]
     if selected and not set(selected) & set(names):
@@ -102,17 +108,17 @@ def _report_without_effect(scope: ClusterScope) -> None:
         scope.draft.set_true(condition, f"failure domains are not published: {_OLD_CORE}")
 
 
-def _report_lost(scope: ClusterScope, former: list[Obj], domains: list[Obj]) -> None:
+def _report_lost(
+    scope: ClusterScope, former: list[Obj], domains: list[Obj], hosts: list[Obj]
+) -> None:
     """Emit an Event for domains that no longer take new control plane machines."""
     eligible = {domain["name"] for domain in domains if domain["controlPlane"]}
-    lost = sorted(
-        domain["name"]
+    lost = {
+        domain["name"]: why_unavailable(domain, hosts)
         for domain in former
         if domain.get("controlPlane") and domain["name"] not in eligible
-    )
+    }
     if lost:
-        message = (
-            f"no new control plane machines in {', '.join(lost)}: its hosts are cordoned, in "
-            "maintenance, not ready or removed"
-        )
+        causes = "; ".join(f"{name}: {cause}" for name, cause in sorted(lost.items()))
+        message = f"no new control plane machines in failure domain {causes}"
         scope.warning_event("FailureDomainUnavailable", message)

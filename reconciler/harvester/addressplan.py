@@ -370,8 +370,8 @@ def _exhaustion(request: AddressRequest, pools: Sequence[_PoolPlan]) -> str:
         )
 
     # A second pool does not help a load balancer, which takes its address from one pool.
-    advice = "add a range or another pool to ipPoolRefs"
-    if request.load_balancer:
-        advice = "add a range to the pool"
+    advice = "add a range to the pool"
+    if not request.load_balancer:
+        advice += ", or another pool to ipPoolRefs"
     listed = ", ".join(pool.name for pool in pools)
     return f"no free address in IPPool {listed}{usage}: {advice}"

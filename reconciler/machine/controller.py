@@ -51,6 +51,7 @@ from reconciler.triggers import Watched
 _FINALIZERS = frozenset({names.MACHINE_FINALIZER, names.LEGACY_MACHINE_FINALIZER})
 # Seconds that a transient state has to last before it is written.
 _DEBOUNCE_SECONDS = 1.0
+_NO_WEBHOOK = "failed calling webhook"
 # Seconds until a parked machine looks again whether it can adopt its VM.
 _ADOPT_SECONDS = 60.0
 
@@ -124,11 +125,11 @@ class MachineReconciler:
                 raise node_error from None
             return result
         except RequestError as error:
-            # A refused request needs an action of the user. A machine that is ready stays ready.
-            if isinstance(error, (Forbidden, Invalid)) and (
-                being_deleted(obj) or not scope.draft.fields.get("ready")
-            ):
-                self._report(scope, scope.failure(f"a request was refused: {error.message}"))
+            # A refused request needs an action of the user, as do webhooks that do not answer. A
+            # machine that is ready stays ready.
+            is_refused = isinstance(error, (Forbidden, Invalid)) or _NO_WEBHOOK in str(error)
+            if is_refused and (being_deleted(obj) or not scope.draft.fields.get("ready")):
+                self._report(scope, scope.failure(f"a request was refused: {error}"))
             await self._write(scope)
             raise
 
@@ -315,6 +316,11 @@ class MachineReconciler:
     def _report(self, scope: MachineScope, blocked: Blocked) -> None:
         """Set the conditions of a machine that waits, with the Event of `Blocked.warn`."""
         draft = scope.draft
+        # A lost VM stays lost during an outage, and explains why its Node does not answer.
+        was_lost = draft.has_reason(ConditionType.VM_PROVISIONING_READY, Reason.MACHINE_NOT_FOUND)
+        if was_lost and blocked.outage and not being_deleted(scope.obj):
+            return
+
         # A VM keeps running while Harvester's API is unreachable, so Cluster API must not consider
         # the machine broken.
         stays_ready = blocked.outage and draft.fields.get("ready") and not being_deleted(scope.obj)

@@ -21,7 +21,7 @@ from reconciler.machine.adoption import VmOwner, owner_of_vm
 from reconciler.machine.diskdeletion import delete_disks
 from reconciler.machine.etcd import remove_etcd_member
 from reconciler.machine.guestinterfaces import recorded_addresses
-from reconciler.machine.scope import MachineScope
+from reconciler.machine.scope import MachineScope, Outage, outage_of
 from reconciler.machine.vmbackup import back_up_replaced
 from reconciler.machine.vmdeletion import delete_vm
 from reconciler.triggers import Delay, Watched
@@ -133,6 +133,7 @@ def _force_delete(scope: MachineScope) -> bool:
             f' {FORCE_DELETE_ANNOTATION}: "true"; objects on Harvester are then left behind',
             Watched.SELF,
             *blocked.triggers,
+            warn=True,
         )
 
     vm = f"{scope.target_namespace}/{scope.name}" if scope.target_namespace else scope.name
@@ -155,26 +156,25 @@ def _force_delete(scope: MachineScope) -> bool:
 
 def _out_of_reach(scope: MachineScope) -> Blocked | None:
     """Return why Harvester is unreachable, None if it is reachable or that is not known yet."""
-    message = _connection_problem(scope)
-    if not message:
+    outage = _connection_problem(scope)
+    if outage is None:
         return None
     condition = ConditionType.VM_PROVISIONING_READY
+    return Blocked(condition, outage.reason, outage.message, Watched.CONNECTION)
+
+
+def _connection_problem(scope: MachineScope) -> Outage | None:
+    """Explain why there is no connection to Harvester; None if there is one or it is not known."""
     reason = Reason.HARVESTER_CONNECTION_FAILED
-    return Blocked(condition, reason, message, Watched.CONNECTION)
-
-
-def _connection_problem(scope: MachineScope) -> str:
-    """Explain why there is no connection to Harvester; empty if there is one or it is not known."""
     if scope.harvester_cluster is None:
-        return "the Cluster or its HarvesterCluster no longer exists"
+        return Outage(reason, "the Cluster or its HarvesterCluster no longer exists")
 
     session = scope.context.sessions.of(key_of(scope.harvester_cluster))
-    if session and session.error:
-        problem = "rejects the credentials" if session.is_unauthorized else "does not answer"
-        return f"Harvester at {session.server} {problem}"
+    if session:
+        return outage_of(session) if session.error else None
     # Without a session, the error of the cluster's attempt to connect is the reason.
     error = scope.context.memory.cluster(scope.harvester_cluster).connection_error
-    return f"the HarvesterCluster cannot connect ({error})" if session is None and error else ""
+    return Outage(reason, f"the HarvesterCluster cannot connect ({error})") if error else None
 
 
 async def _delete_secret(scope: MachineScope) -> None:

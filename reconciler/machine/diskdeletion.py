@@ -151,4 +151,5 @@ def _disks_remain(scope: MachineScope, disks: list[Obj]) -> Blocked:
     }
     described = (f"{name} (finalizer {by})" if by else name for name, by in held.items())
     step = "; see on Harvester who uses it" if any(held.values()) else ""
-    return scope.in_progress(f"{_WAITING}: {', '.join(described)}{step}", Watched.VM)
+    message = f"{_WAITING}: {', '.join(described)}{step}"
+    return scope.in_progress(message, Watched.VM, warn=any(held.values()))

@@ -22,6 +22,27 @@ from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Subscription, Trigger, Watched
 
 
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Why a session with an error cannot be used, as all conditions of machines say it."""
+
+    reason: Reason
+    message: str
+
+
+def outage_of(session: Session) -> Outage:
+    """Return the outage of a session with an error."""
+    failure = "refuses requests"
+    reason = Reason.HARVESTER_CONNECTION_FAILED
+    if session.is_unauthorized:
+        failure = "rejects the credentials"
+        reason = Reason.HARVESTER_AUTHENTICATION_FAILED
+    elif isinstance(session.error, Unreachable):
+        failure = "is unreachable"
+        reason = Reason.HARVESTER_UNREACHABLE
+    return Outage(reason, f"Harvester at {session.server} {failure}")
+
+
 @dataclass(slots=True)
 class MachineScope:
     """Objects and findings of one reconcile of a HarvesterMachine.
@@ -139,15 +160,11 @@ class MachineScope:
         if not session.error:
             return session
 
-        failure, reason = "refuses requests", Reason.HARVESTER_CONNECTION_FAILED
-        if session.is_unauthorized:
-            failure, reason = "rejects the credentials", Reason.HARVESTER_AUTHENTICATION_FAILED
-        elif isinstance(session.error, Unreachable):
-            failure, reason = "is unreachable", Reason.HARVESTER_UNREACHABLE
+        outage = outage_of(session)
         raise Blocked(
             ConditionType.VM_PROVISIONING_READY,
-            reason,
-            f"Harvester at {session.server} {failure}; see the HarvesterCluster's conditions",
+            outage.reason,
+            f"{outage.message}; see the HarvesterCluster's conditions",
             Watched.CONNECTION,
             unknown=True,
         )

@@ -182,7 +182,8 @@ def _vm_remains(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> Blo
         f"finalizer {name} is removed by {_FINALIZERS.get(name, 'another controller')}"
         for name in finalizers
     )
-    return scope.in_progress(f"{_waiting_for_vm(scope)}: {responsible}", Watched.VM)
+    message = f"{_waiting_for_vm(scope)}: {responsible}"
+    return scope.in_progress(message, Watched.VM, warn=True)
 
 
 def _waiting_for_vm(scope: MachineScope) -> str:

@@ -39,7 +39,7 @@ def plan_rotation(
     if keep_old:
         kept = "--keep-old was given"
     elif identity.sharing:
-        kept = f"Secret {', '.join(identity.sharing)} has the same token: rotate it as well"
+        kept = f"the same token is in Secret {', '.join(identity.sharing)}: rotate it there, too"
     elif identity.unread:
         kept = f"Secret {', '.join(identity.unread)} cannot be read, and may have the same token"
 

@@ -21,6 +21,7 @@ from caphv.api.virtualmachine import (
     claims_of,
     devices_in_use,
     devices_of,
+    free_devices,
     has_pinned_cpus,
 )
 from reconciler.machine.placement import REQUIRED, admits_host
@@ -97,7 +98,7 @@ def _describe_devices(
     # Instances without a host are listed under "". The scheduler may place them on any host.
     pending = in_use.get("", Counter())
     for host in hosts:
-        if not needs - _free_devices(host, in_use.get(key_of(host).name, Counter()) + pending):
+        if not needs - free_devices(host, in_use.get(key_of(host).name, Counter()) + pending):
             return ""
     devices = ", ".join(f"{count} {name}" for name, count in sorted(needs.items()))
     return f"{subject} has {devices} free; enable the device there, or stop a VM that uses it"
@@ -168,13 +169,6 @@ def _has_capacity(host: Obj, resource: str, amount: str) -> bool:
     """Return whether a host has this amount of a resource in total, used or not."""
     total = quantity(at(host, "status", "allocatable", resource)) or 0
     return total >= (quantity(amount) or 0)
-
-
-def _free_devices(host: Obj, in_use: Counter[str]) -> Counter[str]:
-    """Return the devices of a host that no instance uses."""
-    allocatable = dict_at(host, "status", "allocatable")
-    total = Counter({name: int(quantity(amount) or 0) for name, amount in allocatable.items()})
-    return total - in_use
 
 
 def _tolerates(spec: Obj, host: Obj) -> bool:

@@ -10,7 +10,7 @@ from tests.support.clusters import Builder, condition
 from tests.support.overview import KINDS, Management
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
-MESSAGE = "no free address in IPPool machines: add a range or another pool to ipPoolRefs"
+MESSAGE = "no free address in IPPool machines: add a range to the pool, or another pool to ipPoolRefs"
 
 
 async def _table(management: Management, resource: Resource) -> dict[str, dict[str, Any]]:

@@ -41,7 +41,7 @@ def put_cluster(servers: Servers, *conditions: Obj, paused: bool = False) -> Non
 
 
 def put_host(servers: Servers, name: str, *, pins: bool = False, **annotations: str) -> None:
-    status = {"conditions": [{"type": "Ready", "status": "True"}]}
+    status = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"gpu": "1"}}
     metadata = {"name": name, "annotations": annotations, "labels": {"cpumanager": str(pins).lower()}}
     servers.harvester.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}, "status": status})
 

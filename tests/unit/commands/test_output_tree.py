@@ -217,6 +217,11 @@ def test_a_machine_that_is_deleted_says_so() -> None:
         (Condition("Ready", "Unknown", "Lost"), True, "… Ready  Lost"),
         (Condition("Paused", "True", "Paused", "on request"), True, "… Paused  on request"),
         (Condition("Paused", "True", "Paused"), False, "… Paused"),
+        (
+            Condition("FleetIntegrationReady", "False", "FleetIntegrationNotApplicable", "no Rancher"),
+            False,
+            "- FleetIntegrationReady  FleetIntegrationNotApplicable  no Rancher",
+        ),
         (Condition("Paused", "False", "NotPaused"), False, "✓ Paused  NotPaused"),
         (Condition("HarvesterMachine:Ready", "False", "Ready"), True, "✗ HarvesterMachine Ready"),
     ],

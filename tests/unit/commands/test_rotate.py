@@ -188,7 +188,7 @@ def test_the_former_token_stays_valid_on_request(server: Server) -> None:
 
 def test_a_token_that_another_identity_has_stays_valid(server: Server) -> None:
     server.others = {"second": identity()}
-    assert planned()["kept"] == "Secret team-a/second has the same token: rotate it as well"
+    assert planned()["kept"] == "the same token is in Secret team-a/second: rotate it there, too"
     assert (rotate().exit_code, server.deleted) == (0, [])
 
 

@@ -63,7 +63,7 @@ def test_a_machine_that_waits_for_its_infrastructure_is_named_once() -> None:
 
 def test_a_machine_says_why_its_vm_is_still_there() -> None:
     builder = deleting(Builder(workers=1), "worker-1", hours=1)
-    message = "Harvester at https://harvester:6443 does not answer; deletion is blocked"
+    message = "Harvester at https://harvester:6443 is unreachable; deletion is blocked"
     builder.harvester_machines["worker-1"]["status"]["conditions"] = [
         condition("Ready", "False", "HarvesterConnectionFailed", "the connection failed"),
         condition("VMProvisioningReady", "False", "HarvesterConnectionFailed", message),

@@ -33,12 +33,20 @@ KEY = Key("team", "shop")
 
 
 def host(
-    name: str, *, evacuate: str = "", maintenance: str = "", ready: str = "True", labels: Any = None, **spec: Any
+    name: str,
+    *,
+    evacuate: str = "",
+    maintenance: str = "",
+    ready: str = "True",
+    labels: Any = None,
+    gpus: str = "2",
+    **spec: Any,
 ) -> Obj:
     annotations = {EVACUATE_ANNOTATION: evacuate} if evacuate else {}
     annotations |= {MAINTENANCE_ANNOTATION: maintenance} if maintenance else {}
     metadata = {"name": name, "resourceVersion": "1", "annotations": annotations, "labels": labels or {}}
-    return {"metadata": metadata, "spec": spec, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
+    status = {"conditions": [{"type": "Ready", "status": ready}], "allocatable": {"gpu": gpus}}
+    return {"metadata": metadata, "spec": spec, "status": status}
 
 
 def instance(name: str, *, on: str = "h0", strategy: str = "LiveMigrateIfPossible", **more: Any) -> Obj:
@@ -69,6 +77,21 @@ def test_machines_are_sorted_by_what_happens_to_them() -> None:
     assert group == HostMachines(
         cluster=KEY, moves=("a-gpu", "gpu"), migrates=("web",), restarts=("old",), stays=("disk",), stops=("off",)
     )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "on_other", "finds_device"), [("1", 0, True), ("1", 1, False), ("2", 1, True), ("0", 0, False)]
+)
+def test_machine_with_a_device_needs_another_host_with_a_free_one(gpus: str, on_other: int, finds_device: bool) -> None:
+    hosts = [host("h0"), host("h1", gpus=gpus)]
+    instances = [instance(f"other-{number}", on="h1", device=True) for number in range(on_other)]
+    groups = machines_on("h0", hosts, {KEY: False}, [instance("a", device=True), *instances])
+    (group,) = groups
+    assert (group.moves, group.lacking) == ((("a",), ()) if finds_device else ((), ("a",)))
+    checks = plan_evacuation(find_host(hosts, "h0"), hosts, groups, "true").checks
+    warnings = [check.message for check in checks if check.result is Result.WARNING]
+    expected = "team/shop: no other host has the devices of these free, so they stay: a"
+    assert warnings == ([] if finds_device else [expected])
 
 
 PINS = {"cpumanager": "true"}

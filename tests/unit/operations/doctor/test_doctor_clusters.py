@@ -23,7 +23,9 @@ def test_an_even_control_plane_and_one_on_a_single_host_are_warnings() -> None:
     )
     checks = list(clusters.checks([shaped]))
     assert one(checks, "quorum").wrong
-    assert "3 of 3 control plane machines run in host harvester-1" in one(checks, "placement").message
+    placement = one(checks, "placement")
+    assert "3 of 3 control plane machines run in host harvester-1" in placement.message
+    assert placement.remedy.endswith("replace one of them: kubectl delete machine cp-0 -n team")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,11 @@ def test_a_management_cluster_where_all_is_well_has_only_checks_that_are_ok() ->
     assert {check.result for check in management.checks(facts(), NOW)} == {Result.OK}
 
 
+def released(seconds: float) -> Obj:
+    """A Lease that its holder released so many seconds ago."""
+    return {**lease(""), "spec": {"renewTime": ago(seconds=seconds), "holderIdentity": ""}}
+
+
 @pytest.mark.parametrize(
     ("fields", "check", "result", "text"),
     [
@@ -60,6 +65,7 @@ def test_a_management_cluster_where_all_is_well_has_only_checks_that_are_ok() ->
         ),
         ({"lease": lease(ago(seconds=60))}, "leader", Result.OK, "pod-1 holds Lease caphv-system/heartbeat"),
         ({"lease": lease(ago(seconds=61))}, "leader", Result.ERROR, "61 seconds ago"),
+        ({"lease": released(seconds=16)}, "leader", Result.ERROR, "16 seconds ago: no provider is active"),
         ({"lease": lease(ago(seconds=-60))}, "leader", Result.OK, "pod-1 holds"),
         ({"lease": lease(ago(seconds=-61))}, "clock", Result.WARNING, "61 seconds in the future"),
         ({"lease": {**lease(""), "spec": None}}, "leader", Result.OK, "unknown holds"),
@@ -73,7 +79,8 @@ def test_the_management_cluster(fields: Any, check: str, result: Result, text: s
 
 def test_a_missing_provider_is_an_error_where_its_namespace_exists() -> None:
     silent = {"deployment": None, "has_namespace": True}
-    for without in ({"lease": None}, {"lease": lease(ago(seconds=61))}, {"lease": {**lease(""), "spec": {}}}):
+    unused = (None, lease(ago(seconds=61)), {**lease(""), "spec": {}}, released(seconds=5))
+    for without in ({"lease": found_lease} for found_lease in unused):
         check = one(management.checks(facts(**silent, **without), NOW), "provider")
         assert (check.result, "nothing manages the clusters" in check.message) == (Result.ERROR, True)
         for text in ("docs/installation.md", "kubectl describe capiproviders -n caphv-system", "--provider-namespace"):

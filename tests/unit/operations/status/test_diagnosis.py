@@ -201,6 +201,37 @@ def test_a_node_that_is_not_healthy_is_reported_though_its_vm_runs() -> None:
     assert problem.cause == "Node.Ready: kubelet stopped posting"
 
 
+def test_a_guest_that_does_not_join_is_to_be_asked_why() -> None:
+    builder = Builder()
+    status = builder.machines["worker-2"]["status"]
+    del status["nodeRef"]
+    message = "Waiting for a Node with spec.providerID harvester://x to exist"
+    status["conditions"] = [condition("NodeHealthy", "Unknown", "InspectionFailed", message, minutes=20)]
+    (problem,) = problems(builder)
+    assert problem.next_step.startswith("Read in the guest why it does not join, with cloud-init status --long")
+    assert problem.next_step.endswith("caphv tree team/shop")
+
+
+@pytest.mark.parametrize(
+    ("webhook", "step"),
+    [
+        (
+            "vharvestermachinetemplate.v1beta1.kb.io",
+            "Check that the provider runs, and the certificate of its webhooks",
+        ),
+        ("validation.rke2controlplane.kb.io", "Correct spec.topology as it says"),
+    ],
+)
+def test_webhooks_that_do_not_answer_lead_to_their_provider(webhook: str, step: str) -> None:
+    builder = Builder()
+    message = f'dry-run failed: failed calling webhook "{webhook}": connect: connection refused'
+    builder.cluster["status"]["conditions"].append(
+        condition("TopologyReconciled", "False", "TopologyReconcileFailed", message)
+    )
+    (problem,) = problems(builder)
+    assert problem.next_step.startswith(step)
+
+
 def test_a_topology_that_cannot_be_reconciled_is_an_error_at_once() -> None:
     builder = Builder()
     builder.cluster["status"]["conditions"].append(

@@ -19,9 +19,10 @@ from tests.support.memoryserver import MemoryServer
 pytestmark = pytest.mark.unit
 
 
-def lease(seconds: float, name: str = LEASE, namespace: str = "caphv-system") -> Obj:
-    """A Lease that was renewed so many seconds ago."""
-    return {"metadata": {"name": name, "namespace": namespace}, "spec": {"renewTime": ago(seconds=seconds)}}
+def lease(seconds: float, name: str = LEASE, namespace: str = "caphv-system", holder: str = "pod-1") -> Obj:
+    """A Lease that was renewed so many seconds ago; without a holder, it was released then."""
+    spec = {"renewTime": ago(seconds=seconds), "holderIdentity": holder}
+    return {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
 
 
 def test_a_lease_that_is_renewed_is_a_provider_at_work() -> None:
@@ -37,6 +38,13 @@ def test_a_lease_that_is_not_renewed_is_a_silent_provider() -> None:
     assert f"Lease caphv-system/{LEASE} is not renewed" in provider.cause
     assert "kubectl get pods -n caphv-system" in provider.next_step
     assert datetime.fromisoformat(provider.since) < NOW
+
+
+@pytest.mark.parametrize(("seconds", "silent"), [(14, False), (16, True)])
+def test_a_lease_that_is_not_taken_after_its_release_is_a_silent_provider(seconds: float, silent: bool) -> None:
+    provider = provider_of([lease(seconds, holder="")], NOW)
+    assert provider
+    assert provider.silent is silent
 
 
 def test_of_several_deployments_one_at_work_is_enough() -> None:

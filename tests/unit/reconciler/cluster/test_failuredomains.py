@@ -163,7 +163,14 @@ async def test_domains_in_use_that_are_lost_or_cordoned_are_reported_once(monkey
     for _ in range(2):
         await case.reconcile()
     assert case.condition("FailureDomainsAvailable") == ("False", "FailureDomainUnavailable")
-    assert case.events.count(("Warning", "FailureDomainUnavailable")) == 2, "a domain in use, and one that was offered"
+    assert case.events.count(("Warning", "FailureDomainUnavailable")) == 1
+
+    case.harvester.put({**nodes[1], "spec": {"unschedulable": True}})
+    for _ in range(2):
+        await case.reconcile()
+    assert case.events.count(("Warning", "FailureDomainUnavailable")) == 2, (
+        "a domain that was offered, without machines"
+    )
 
 
 def test_unpublished_domain_is_a_zone_or_a_host() -> None:

@@ -8,19 +8,22 @@ from typing import Any, cast
 import pytest
 
 from caphv.api import conditions
+from caphv.api.names import MACHINE_FINALIZER, ConditionType
 from caphv.api.object import Key, Obj
 from caphv.api.ownership import Owner
-from caphv.runtime.errors import ApiError, Forbidden, Unreachable
+from caphv.runtime.errors import ApiError, Forbidden, ServerFault, Unreachable
 from caphv.runtime.queue import WorkQueue
+from reconciler.blocked import Blocked
 from reconciler.context import Context
 from reconciler.machine import controller
 from reconciler.memory.store import Memory
 from reconciler.statusdraft import StatusDraft
-from reconciler.triggers import Topics
+from reconciler.triggers import Topics, Watched
 
 pytestmark = pytest.mark.unit
 
 KEY = Key("team", "one")
+VM_READY = ConditionType.VM_PROVISIONING_READY
 NODE: Obj = {
     "metadata": {"name": "one"},
     "spec": {"taints": [{"key": "node.cloudprovider.kubernetes.io/uninitialized"}]},
@@ -127,3 +130,42 @@ async def test_machine_with_a_running_vm_gets_ready_and_its_node_is_tried_once_a
         await machine.reconcile()
     assert machine.obj["status"]["ready"]
     assert machine.patches == 1
+
+
+async def test_webhook_that_does_not_answer_is_what_a_new_machine_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = 'failed calling webhook "vharvestermachine.v1beta1.kb.io": connection refused'
+    fault = ServerFault(500, "InternalError", text)
+
+    async def refuse(*_: Any) -> str:
+        raise fault
+
+    monkeypatch.setattr(controller, "set_provider_id", refuse)
+    machine = Machine(fault, RUNNING, ready=False)
+    with pytest.raises(ServerFault):
+        await machine.reconcile()
+    assert machine.reason_and_message() == ("VMProvisioningFailed", f"a request was refused: {text}")
+
+
+LOST = "VirtualMachine vms/one no longer exists and will not be recreated"
+
+
+@pytest.mark.parametrize("deleting", [False, True])
+async def test_a_lost_vm_is_still_lost_during_an_outage(monkeypatch: pytest.MonkeyPatch, deleting: bool) -> None:
+    async def unreachable(_scope: Any) -> Obj:
+        raise Blocked(VM_READY, "HarvesterUnreachable", "Harvester is unreachable", Watched.CONNECTION, unknown=True)
+
+    monkeypatch.setattr(controller, "ensure_vm", unreachable)
+    monkeypatch.setattr(controller, "delete_machine", unreachable)
+    monkeypatch.setattr(controller, "GRACE_SECONDS", 0)
+    machine = Machine(Unreachable("no route"), RUNNING, ready=False)
+    lost = [
+        {"type": kind, "status": "False", "reason": "MachineNotFound", "message": LOST} for kind in (VM_READY, "Ready")
+    ]
+    machine.obj["status"] = {"ready": False, "conditions": lost}
+    if deleting:
+        machine.obj["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [MACHINE_FINALIZER]}
+    await machine.reconcile()
+    # A deletion waits for Harvester, whatever happened to the VM.
+    expected = ("HarvesterUnreachable", "Harvester is unreachable") if deleting else ("MachineNotFound", LOST)
+    for condition in (VM_READY, "Ready"):
+        assert machine.reason_and_message(condition) == expected

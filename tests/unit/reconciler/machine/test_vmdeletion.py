@@ -177,8 +177,9 @@ async def test_finalizer_that_holds_a_disk_is_named_once_it_had_time_to_go() -> 
     held = disk("one-disk-0-abcde")
     held["metadata"] |= {"finalizers": ["kubernetes.io/pvc-protection"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
     scope, _ = scope_with(unrecorded(vm_of("one", "other")), slim.claim(held))
-    with pytest.raises(Blocked, match=r"one-disk-0-abcde \(finalizer kubernetes.io/pvc-protection\)"):
+    with pytest.raises(Blocked, match=r"one-disk-0-abcde \(finalizer kubernetes.io/pvc-protection\)") as blocked:
         await deletion.delete_machine(scope)
+    assert blocked.value.warn, "an Event tells of it"
 
     scope.memory.deletion.vm_deleted_at = time.monotonic() - 6
     with pytest.raises(Blocked, match=r"to be deleted: one-disk-0-abcde$"):

@@ -240,7 +240,7 @@ async def test_the_new_token_lives_as_long_as_the_former_one_unless_days_are_giv
             False,
             {"sharing": ["team/a", "team/b"], "unread": ["team/c"]},
             "",
-            "Secret team/a, team/b has the same token",
+            "the same token is in Secret team/a, team/b",
         ),
         (False, {"unread": ["team/c"]}, "", "Secret team/c cannot be read, and may have the same token"),
     ],
