@@ -92,6 +92,8 @@ class HarvesterFacts:
     """By namespace why its clusters may not use the identity. They are not in `clusters`."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """By namespace why it is not known whether its clusters may. They are not in `clusters`."""
+    not_allowed: Mapping[str, str] = field(default_factory=dict)
+    """By namespace why the provider refuses its clusters the Secret. They are in `clusters`."""
     renewed: Issued | None = None
     """Record of a token that the provider renews, None for credentials of a user."""
     renewal_problem: str = ""
@@ -168,7 +170,7 @@ def _checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
 def _check_permission(facts: HarvesterFacts, secret: str) -> Iterator[Check]:
     """Report the namespaces whose clusters do not get the credentials that they name."""
     remedy = "Have its owner do so, or name another Secret in spec.identitySecret"
-    for namespace, why in sorted(facts.refused.items()):
+    for namespace, why in sorted({**facts.refused, **facts.not_allowed}.items()):
         message = f"HarvesterClusters of namespace {namespace} get no credentials: {why}"
         yield Check("identity", secret, Result.ERROR, message=message, remedy=remedy)
     for _, why in sorted(facts.unknown.items()):
