@@ -12,7 +12,8 @@ import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from caphv.api.object import Key, Obj, at, dict_at, list_at, text_at
+from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION
+from caphv.api.object import Key, Obj, annotations_of, at, dict_at, list_at, text_at
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
 
 ALL_NAMESPACES = "*"
@@ -29,6 +30,30 @@ class Refused:
     message: str
     is_permission: bool = True
     """Whether the permission is missing, not a valid Secret."""
+
+
+def owner_allows(obj: Obj, namespace: str) -> bool:
+    """Return whether HarvesterClusters of another namespace may use a Secret or a ConfigMap.
+
+    Annotation `caphv.io/allowed-namespaces` of the object names the namespaces; `*` allows all.
+    """
+    annotation = annotations_of(obj).get(ALLOWED_NAMESPACES_ANNOTATION, "")
+    allowed = {name.strip() for name in annotation.split(",")}
+    return namespace in allowed or ALL_NAMESPACES in allowed
+
+
+def not_allowed(reference: str, namespace: str) -> str:
+    """Return that an object may not be used from a namespace, and how its owner can allow it.
+
+    The text does not depend on the existence of the object, because tenants must not learn which
+    objects others have.
+
+    :param reference: the kind of the object, its namespace and name
+    """
+    return (
+        f"{reference}: is in another namespace, and may not be used from namespace {namespace}; "
+        f"its owner can allow it with annotation {ALLOWED_NAMESPACES_ANNOTATION}: {namespace}"
+    )
 
 
 def kubeconfig_key(secret: Obj) -> str:

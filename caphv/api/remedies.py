@@ -42,6 +42,7 @@ class Look(Command):
 # Objects of the management cluster
 DELETE_MACHINE = Remedy("kubectl delete machine {machine} -n {namespace}")
 DELETE_OBJECT = Remedy("kubectl delete {kind} {name} -n {namespace}")
+DELETE_WEBHOOKS = Remedy("kubectl delete validatingwebhookconfiguration {name}")
 DELETE_CLUSTER = Remedy("kubectl delete cluster {cluster} -n {namespace}")
 EDIT_CLUSTER = Remedy("kubectl edit cluster {cluster} -n {namespace}")
 EDIT_OBJECT = Remedy("kubectl edit {kind} {name} -n {namespace}")

@@ -50,7 +50,7 @@ def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
 def _check_permission(facts: HarvesterFacts, secret: str) -> Iterator[Check]:
     """Report the namespaces whose clusters do not get the credentials that they name."""
     remedy = "Have its owner do so, or name another Secret in spec.identitySecret"
-    for namespace, why in sorted(facts.refused.items()):
+    for namespace, why in sorted({**facts.refused, **facts.not_allowed}.items()):
         message = f"HarvesterClusters of namespace {namespace} get no credentials: {why}"
         yield Check("identity", secret, Result.ERROR, message=message, remedy=remedy)
     for _, why in sorted(facts.unknown.items()):

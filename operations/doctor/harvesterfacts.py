@@ -51,6 +51,8 @@ class HarvesterFacts:
     """By namespace why its clusters may not use the identity. They are not in `clusters`."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """By namespace why it is not known whether its clusters may. They are not in `clusters`."""
+    not_allowed: Mapping[str, str] = field(default_factory=dict)
+    """By namespace why the provider refuses its clusters the Secret. They are in `clusters`."""
     renewed: Issued | None = None
     """Record of a token that the provider renews, None for credentials of a user."""
     renewal_problem: str = ""

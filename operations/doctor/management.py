@@ -34,7 +34,11 @@ class ManagementFacts:
     has_namespace: bool = False
     """Whether the provider's namespace is known to exist; read only without its Deployment."""
     lease: Obj | None = None
+    other_leases: list[Obj] = field(default_factory=list)
+    """Leases in other namespaces, of providers that manage all objects."""
     webhooks: Obj | None = None
+    former_webhooks: list[Obj] = field(default_factory=list)
+    """Configurations of another installation that lead to the provider's Service, too."""
     endpoints: list[Obj] = field(default_factory=list)
     certificates: list[Obj] = field(default_factory=list)
     cert_manager: list[Obj] | None = None
@@ -215,7 +219,25 @@ def _check_lease(facts: ManagementFacts, now: datetime) -> Check:
         message = f"{lease} was renewed {int(-age)} seconds in the future: clocks differ"
         remedy = "Synchronize the clocks of this machine and the cluster"
         return Check("clock", SUBJECT, Result.WARNING, message=message, remedy=remedy)
+    if others := _active_leases(facts.other_leases, now):
+        message = f"{lease} and {', '.join(others)} are renewed: several providers are active"
+        remedy = (
+            "Remove all but one: a Lease excludes providers of its own namespace only, the Go "
+            "provider included"
+        )
+        return Check("leader", SUBJECT, Result.ERROR, message=message, remedy=remedy)
     return ok("leader", SUBJECT, f"{holder} holds {lease}")
+
+
+def _active_leases(leases: list[Obj], now: datetime) -> list[str]:
+    """Return the names of the Leases that were renewed a short time ago."""
+    active = []
+    for lease in leases:
+        renewed_at = time_of(text_at(lease, "spec", "renewTime"))
+        has_holder = bool(at(lease, "spec", "holderIdentity"))
+        if has_holder and renewed_at and (now - renewed_at).total_seconds() <= _LEASE_SECONDS:
+            active.append(str(key_of(lease)))
+    return sorted(active)
 
 
 def _check_webhooks(facts: ManagementFacts) -> Iterator[Check]:
@@ -227,6 +249,16 @@ def _check_webhooks(facts: ManagementFacts) -> Iterator[Check]:
         why = "no admission webhooks are registered: only the CRDs' own rules hold"
         yield skipped("webhooks", SUBJECT, why)
         return
+
+    # The API server trusts the CA in each configuration, and another installation had another CA.
+    for configuration in facts.former_webhooks:
+        name = configuration["metadata"]["name"]
+        message = (
+            f"ValidatingWebhookConfiguration {name} is of another installation, perhaps of the Go "
+            "provider, and leads to this one: the API server refuses objects"
+        )
+        remedy = f"Delete it: {remedies.DELETE_WEBHOOKS(name=name)}"
+        yield Check("webhooks", SUBJECT, Result.ERROR, message=message, remedy=remedy)
 
     entries = facts.webhooks.get("webhooks") or []
     if any(not at(entry, "clientConfig", "caBundle") for entry in entries):

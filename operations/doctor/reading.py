@@ -8,19 +8,21 @@ from contextlib import suppress
 
 from caphv.api import names, resources
 from caphv.api.clusterapi import cluster_name
-from caphv.api.identities import identity_of
+from caphv.api.identities import identity_of, is_cluster_identity, not_allowed, owner_allows
 from caphv.api.object import (
     CUSTOM_RESOURCE_DEFINITIONS,
     DEPLOYMENTS,
     ENDPOINT_SLICES,
     LEASES,
     NAMESPACES,
+    SECRETS,
     SERVICES,
     VALIDATING_WEBHOOK_CONFIGURATIONS,
     Key,
     Obj,
     Resource,
     at,
+    dict_at,
     key_of,
 )
 from caphv.api.supported import release_of
@@ -43,6 +45,7 @@ from operations.read.servers import HARVESTER_SECONDS, answering_client
 from operations.status.provider import newest_lease
 
 _WEBHOOK_CONFIGURATION = "caphv-validating-webhook-configuration"
+_WEBHOOK_SERVICE = "caphv-webhook-service"
 _CRDS = tuple(
     f"{kind}.{names.GROUP}"
     for kind in (
@@ -76,14 +79,15 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
     facts.cluster_api = tuple(str(version["version"]) for version in group["versions"])
 
     lease_names = (names.LEASE, names.HEARTBEAT_LEASE)
-    crds, facts.deployment, leases, facts.webhooks = await asyncio.gather(
+    crds, facts.deployment, leases, configurations = await asyncio.gather(
         asyncio.gather(
             *(_get(client, facts, CUSTOM_RESOURCE_DEFINITIONS, "", name) for name in _CRDS)
         ),
         _get(client, facts, DEPLOYMENTS, namespace, "caphv-controller-manager"),
         asyncio.gather(*(_get(client, facts, LEASES, namespace, name) for name in lease_names)),
-        _get(client, facts, VALIDATING_WEBHOOK_CONFIGURATIONS, "", _WEBHOOK_CONFIGURATION),
+        _list(client, facts, VALIDATING_WEBHOOK_CONFIGURATIONS, ""),
     )
+    _sort_webhooks(facts, configurations)
     facts.crds = [crd for crd in crds if crd]
     facts.absent_crds = [name for name, crd in zip(_CRDS, crds, strict=True) if crd is None]
 
@@ -95,6 +99,12 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
     with suppress(ApiError, Unreachable):
         leases += await list_all(client, LEASES, namespace)
     facts.lease = newest_lease(filter(None, leases))
+    with suppress(ApiError, Unreachable):
+        facts.other_leases = [
+            lease
+            for lease in await list_all(client, LEASES)
+            if key_of(lease).name in lease_names and key_of(lease).namespace != namespace
+        ]
 
     facts.extensions = await _list(client, facts, resources.EXTENSION_CONFIGS, "")
     if len(facts.extensions) > 1:
@@ -134,6 +144,32 @@ async def _read_webhook_service(client: ApiClient, facts: ManagementFacts) -> No
         facts.endpoints = await _list(
             client, facts, ENDPOINT_SLICES, str(service["namespace"]), selector
         )
+
+
+def _sort_webhooks(facts: ManagementFacts, configurations: Iterable[Obj]) -> None:
+    """Tell the provider's configuration from those that another installation has left.
+
+    The Go provider's manifests name it differently in some releases. Where it is the only one, it
+    counts as the provider's.
+    """
+    service = Key(facts.namespace, _WEBHOOK_SERVICE)
+    others = []
+    for configuration in configurations:
+        if key_of(configuration).name == _WEBHOOK_CONFIGURATION:
+            facts.webhooks = configuration
+        elif service in map(_service_of, configuration.get("webhooks") or ()):
+            others.append(configuration)
+
+    if facts.webhooks is None and others:
+        facts.webhooks = others[0]
+    else:
+        facts.former_webhooks = others
+
+
+def _service_of(webhook: Obj) -> Key:
+    """Return the Service to which a webhook leads, empty for a URL."""
+    service = dict_at(webhook, "clientConfig", "service")
+    return Key(str(service.get("namespace") or ""), str(service.get("name") or ""))
 
 
 async def read_harvester_facts(
@@ -230,11 +266,37 @@ async def _read_identity(
     facts.machines = [obj for obj in objects.harvester_machines if _cluster_of(obj) in clusters]
 
     facts.secret = permission.secret
+    facts.not_allowed = await _not_allowed(client, facts.identity, facts.clusters)
     if facts.secret is None:
         facts.error = "" if permission.denied else permission.why_none
         return
     facts.renewal_problem = permission.problem
     facts.kubeconfig, facts.renewed = await read_credentials(client, permission, facts.secret)
+
+
+async def _not_allowed(
+    client: ApiClient, identity: Key, harvester_clusters: Iterable[Obj]
+) -> dict[str, str]:
+    """Return by namespace why the owner of an identity Secret does not let its clusters use it.
+
+    The provider refuses them. The Go provider does not know the annotation, and serves them.
+
+    :param client: client of the management cluster
+    :param identity: the key of the identity
+    :param harvester_clusters: the HarvesterClusters that name it
+    """
+    others = {namespace_of(obj) for obj in harvester_clusters} - {identity.namespace}
+    if is_cluster_identity(identity) or not others:
+        return {}
+    try:
+        secret = await client.get(SECRETS, identity.name, identity.namespace)
+    except NotFound:
+        return {}
+    return {
+        namespace: not_allowed(f"Secret {identity}", namespace)
+        for namespace in others
+        if not owner_allows(secret, namespace)
+    }
 
 
 async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:

@@ -18,10 +18,12 @@ from caphv.api.identities import (
     describe,
     identity_of,
     is_cluster_identity,
+    not_allowed,
+    owner_allows,
     reference_of,
 )
-from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION, ConditionType, Reason
-from caphv.api.object import CONFIG_MAPS, Key, Obj, annotations_of, being_deleted, key_of
+from caphv.api.names import ConditionType, Reason
+from caphv.api.object import CONFIG_MAPS, Key, Obj, being_deleted, key_of
 from reconciler.cluster.scope import ClusterScope
 from reconciler.remote.clusteridentities import NotRead
 
@@ -44,19 +46,10 @@ class Reference:
         return f"{self.kind} {self.key}"
 
 
-def allows(obj: Obj, namespace: str) -> bool:
-    """Return whether the annotation of an object allows a namespace; `*` allows all."""
-    allowed = {
-        name.strip()
-        for name in annotations_of(obj).get(ALLOWED_NAMESPACES_ANNOTATION, "").split(",")
-    }
-    return namespace in allowed or "*" in allowed
-
-
 def may_use(obj: Obj, cluster: Obj) -> bool:
     """Return whether the owner of an object allows a HarvesterCluster to use it."""
     namespace = cluster["metadata"]["namespace"]
-    return key_of(obj).namespace == namespace or allows(obj, namespace)
+    return key_of(obj).namespace == namespace or owner_allows(obj, namespace)
 
 
 def resolve_identity(scope: ClusterScope) -> Key | Refused:
@@ -88,7 +81,7 @@ async def refused_references(scope: ClusterScope) -> list[Reference]:
         references.append(_cluster_identity(scope, identity.name))
     elif identity.namespace != scope.key.namespace:
         listed = scope.context.caches.secrets.get(*identity)
-        allowed = listed is not None and allows(listed, scope.key.namespace)
+        allowed = listed is not None and owner_allows(listed, scope.key.namespace)
         references.append(Reference("Secret", identity, permitted and allowed))
     config_map = config_map_of(scope.obj)
     if config_map and config_map.namespace != scope.key.namespace:
@@ -121,19 +114,13 @@ def config_map_of(obj: Obj) -> Key | None:
 
 def refusal(scope: ClusterScope, reference: str) -> str:
     """Return why a reference is refused, and how the owner of the object can allow it."""
-    # The message does not depend on the existence of the object, because tenants must not learn
-    # which objects others have.
     if not scope.context.cross_namespace_refs:
         return (
             f"{reference}: is in another namespace, and this provider uses none of other "
             "namespaces (--no-cross-namespace-refs); create it in the namespace of the "
             "HarvesterCluster"
         )
-    return (
-        f"{reference}: is in another namespace, and may not be used from namespace "
-        f"{scope.key.namespace}; its owner can allow it with annotation "
-        f"{ALLOWED_NAMESPACES_ANNOTATION}: {scope.key.namespace}"
-    )
+    return not_allowed(reference, scope.key.namespace)
 
 
 def _cluster_identity(scope: ClusterScope, name: str) -> Reference:
@@ -160,7 +147,7 @@ async def _allowed_config_map(scope: ClusterScope, target: Key) -> bool | None:
     if watch is None:
         return None
     config_map = watch.get(*target)
-    return config_map is not None and allows(config_map, scope.key.namespace)
+    return config_map is not None and owner_allows(config_map, scope.key.namespace)
 
 
 def _report(scope: ClusterScope, refused: Sequence[Reference]) -> None:

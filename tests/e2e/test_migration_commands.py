@@ -37,8 +37,9 @@ kind: {MACHINE}
 metadata: {{name: one, namespace: default, finalizers: [harvestermachine.{crds.GROUP}/finalizer]}}
 spec: {{cpu: 2, memory: 4Gi, sshUser: sles, sshKeyPair: default/admin, networks: [default/production], volumes: []}}
 """
-# Lines that nothing here can answer: no Deployment gets Pods, and of several ways one no longer exists.
-UNANSWERED = ("kubectl rollout status", "kubectl logs", "helm uninstall")
+# Lines that nothing here can answer: no Deployment gets Pods, and other tests run the command line.
+UNANSWERED = ("kubectl rollout status", "kubectl logs", "caphv ")
+HOOK = "pre-drain.delete.hook.machine.cluster.x-k8s.io/caphv-endpoint"
 # Nothing collects the ReplicaSets and Pods of a Deployment here, and there are none.
 COLLECTED = " --cascade=foreground"
 
@@ -57,7 +58,7 @@ def at(tmp_path: Path) -> Iterator[Shell]:
 def block(text: str) -> str:
     """The one block of the page that has a text, without what has no answer here."""
     (found,) = (each for each in doccommands.blocks(PAGE) if text in each)
-    lines = (line for line in found.splitlines() if not line.startswith(UNANSWERED))
+    lines = (line for line in found.splitlines() if not line.lstrip().startswith(UNANSWERED))
     return "\n".join(lines).replace(COLLECTED, "")
 
 
@@ -73,9 +74,13 @@ def deployment(name: str, namespace: str) -> Obj:
 
 
 def go_provider() -> list[Obj]:
-    """What its manifests have in addition to the CRDs, its validating webhook last; nothing serves that webhook."""
+    """What its manifests have in addition to the CRDs, its validating webhooks last; nothing serves these.
+
+    Newer releases name webhooks and roles without a prefix.
+    """
     own = {"namespace": SPACE}
     access = "rbac.authorization.k8s.io"
+    labels = {"cluster.x-k8s.io/provider": "infrastructure-harvester"}
     role: Obj = {"apiVersion": f"{access}/v1", "kind": "ClusterRole", "rules": []}
     reference = {"apiGroup": access, "kind": "ClusterRole", "name": "caphv-manager-role"}
     binding = {"apiVersion": f"{access}/v1", "kind": "ClusterRoleBinding", "roleRef": reference}
@@ -92,18 +97,25 @@ def go_provider() -> list[Obj]:
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}},
         *({**role, "metadata": {"name": f"caphv-{name}"}} for name in ("manager-role", "metrics-reader", "proxy-role")),
+        {**role, "metadata": {"name": "manager-role", "labels": labels}},
         *({**binding, "metadata": {"name": f"caphv-{name}-rolebinding"}} for name in ("manager", "proxy")),
         *(
             {**service, "metadata": {"name": f"caphv-{name}", **own}}
             for name in ("controller-manager-metrics-service", "webhook-service")
         ),
         deployment("caphv-controller-manager", SPACE),
-        {
-            "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": "ValidatingWebhookConfiguration",
-            "metadata": {"name": "caphv-validating-webhook-configuration"},
-            "webhooks": [webhook],
-        },
+        *(
+            {
+                "apiVersion": "admissionregistration.k8s.io/v1",
+                "kind": "ValidatingWebhookConfiguration",
+                "metadata": metadata,
+                "webhooks": [webhook],
+            }
+            for metadata in (
+                {"name": "caphv-validating-webhook-configuration"},
+                {"name": "validating-webhook-configuration", "labels": labels},
+            )
+        ),
     ]
 
 
@@ -121,6 +133,9 @@ def commands(at: Shell, client_config: Obj) -> None:
     at.refuses(f"{apply} --force-conflicts --dry-run=server", "strategy is not set to Webhook")
     at(block('"webhook":null'))
     at(block("kubectl delete clusterrole "))
+    kinds = "validatingwebhookconfigurations,clusterroles,clusterrolebindings"
+    assert "manager-role" not in at(f"kubectl get {kinds} -o name")
+    assert "validating-webhook-configuration" not in at(f"kubectl get {kinds} -o name")
     for name in NAMES:
         assert at.read(f"crd {name}")["spec"]["conversion"] == {"strategy": "None"}
     assert len(at(block("get crd -o name")).split()) == 4
@@ -146,14 +161,14 @@ def commands(at: Shell, client_config: Obj) -> None:
 
 def the_go_provider_is_there(at: Shell, client_config: Obj) -> Obj:
     """Installed by `kubectl apply`, with a machine that was stored by an early release; answers the machine."""
-    *objects, webhook = go_provider()
+    *objects, first, second = go_provider()
     for stored in ("v1alpha1", "v1beta1"):
         text = yaml.safe_dump_all([*objects, *crds.custom_resource_definitions(client_config, stored=stored)])
         at("kubectl apply -f -", text)
         at(f"kubectl wait --for=condition=Established --timeout=30s crd {' '.join(NAMES)}")
         if stored == "v1alpha1":
             at("kubectl apply -f -", EARLY)
-    at("kubectl apply -f -", yaml.safe_dump(webhook))
+    at("kubectl apply -f -", yaml.safe_dump_all([first, second]))
     return at.read(f"{MACHINE.lower()} one")
 
 
@@ -186,7 +201,12 @@ def back(at: Shell, client_config: Obj) -> None:
         "spec": {"backendServerSelector": {"harvestercluster/machinetype": ["a"], "caphv.io/cluster": ["b"]}},
     }
     at("kubectl create namespace target-namespace && kubectl apply -f -", yaml.safe_dump(balancer))
+    version = "cluster.x-k8s.io/v1beta2"
+    machine = {"apiVersion": version, "kind": "Machine", "metadata": {"name": "old", "annotations": {HOOK: "caphv"}}}
+    at("kubectl apply -f -", yaml.safe_dump(machine))
     at(block("kubectl delete mutatingwebhookconfiguration"))
+    at(block("caphv-endpoint-"))
+    assert HOOK not in at.read("machines.cluster.x-k8s.io old")["metadata"]["annotations"]
     at(block("backendServerSelector"))
     at.refuses(block("kubectl get mutatingwebhookconfiguration"), "NotFound")
     found = at.read("loadbalancers name -n target-namespace")["spec"]["backendServerSelector"]

@@ -20,6 +20,8 @@ from caphv.api.object import (
     NODES,
     SECRETS,
     SERVICES,
+    VALIDATING_WEBHOOK_CONFIGURATIONS,
+    Obj,
     Resource,
     annotations_of,
     labels_of,
@@ -27,6 +29,7 @@ from caphv.api.object import (
 from caphv.runtime.kubeconfig import parse_kubeconfig, token_claims
 from commands.main import cli
 from sandbox.harvester import kinds
+from sandbox.processes.pki import CA
 from tests.support.printed import Person
 from tests.support.reconciler.case import (
     CLUSTER_LABEL,
@@ -107,6 +110,36 @@ async def test_an_annotation_that_would_leave_vms_behind_is_removed(case: Case, 
     output = await person.sees(f"caphv doctor {reference(case)}")
     await person.follows(remedies.REMOVE_ANNOTATION, output)
     assert "force-delete" not in await person.sees(f"caphv doctor {reference(case)}")
+
+
+def webhook_configuration(name: str) -> Obj:
+    """Sends nothing: no object has the label."""
+    service = {"namespace": "caphv-system", "name": "caphv-webhook-service"}
+    webhook = {
+        "name": "vharvestermachine.kb.io",
+        "admissionReviewVersions": ["v1"],
+        "clientConfig": {"service": service, "caBundle": base64.b64encode(CA.create(name).certificate).decode()},
+        "objectSelector": {"matchLabels": {"none": "none"}},
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["secrets"]}],
+        "sideEffects": "None",
+    }
+    resource = VALIDATING_WEBHOOK_CONFIGURATIONS
+    head = {"apiVersion": resource.api_version, "kind": resource.kind}
+    return {**head, "metadata": {"name": name}, "webhooks": [webhook]}
+
+
+async def test_webhooks_that_another_installation_left_are_deleted(case: Case, person: Person) -> None:
+    await case.ready_cluster()
+    own, left = "caphv-validating-webhook-configuration", "validating-webhook-configuration"
+    try:
+        for name in (own, left):
+            await case.management.create(VALIDATING_WEBHOOK_CONFIGURATIONS, webhook_configuration(name))
+        output = await person.sees(f"caphv doctor {reference(case)}", status=1)
+        await person.follows(remedies.DELETE_WEBHOOKS, output)
+        assert "another installation" not in await person.sees(f"caphv doctor {reference(case)}")
+        await case.management.get(VALIDATING_WEBHOOK_CONFIGURATIONS, own)
+    finally:
+        await case.management.delete(VALIDATING_WEBHOOK_CONFIGURATIONS, own)
 
 
 async def test_what_a_deleted_cluster_left_behind_is_deleted(case: Case, person: Person) -> None:

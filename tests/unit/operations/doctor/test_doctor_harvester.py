@@ -102,6 +102,13 @@ def test_each_namespace_that_gets_no_credentials_is_an_error() -> None:
             assert check.subject == "Secret of HarvesterClusterIdentity shared"
 
 
+def test_each_namespace_that_the_owner_of_a_secret_does_not_allow_is_an_error() -> None:
+    facts = HarvesterFacts(IDENTITY, not_allowed={"team-a": "Secret team/identity: is in another namespace"})
+    check = one(harvester.checks(facts, NOW), "identity")
+    expected = "HarvesterClusters of namespace team-a get no credentials: Secret team/identity: is in another namespace"
+    assert (check.result, check.message) == (Result.ERROR, expected)
+
+
 def test_clusters_of_a_harvester_that_does_not_answer_are_named() -> None:
     assert unanswered(90).message == "refused"
     clusters = [{"metadata": {"name": "shop", "namespace": "team"}}]

@@ -161,6 +161,34 @@ def test_a_webhook_without_its_authority_is_an_error() -> None:
     assert first.result is Result.ERROR
 
 
+def test_a_configuration_that_another_installation_left_is_to_be_deleted() -> None:
+    left = {"metadata": {"name": "validating-webhook-configuration"}, "webhooks": []}
+    first, *others = found(management.checks(facts(former_webhooks=[left]), NOW), "webhooks")
+    assert (first.result, "refuses objects" in first.message) == (Result.ERROR, True)
+    assert first.remedy == "Delete it: kubectl delete validatingwebhookconfiguration validating-webhook-configuration"
+    assert {check.result for check in others} == {Result.OK}
+
+
+def other_lease(renewed: str, holder: str = "go") -> Obj:
+    metadata = {"namespace": "elsewhere", "name": "1e1658d6.cluster.x-k8s.io"}
+    return {"metadata": metadata, "spec": {"holderIdentity": holder, "renewTime": renewed}}
+
+
+@pytest.mark.parametrize(
+    ("others", "result"),
+    [
+        ([other_lease(ago(seconds=9))], Result.ERROR),
+        ([other_lease(ago(seconds=61))], Result.OK),
+        ([other_lease(ago(seconds=9), holder="")], Result.OK),
+        ([other_lease("")], Result.OK),
+    ],
+)
+def test_providers_that_are_active_in_two_namespaces_are_an_error(others: list[Obj], result: Result) -> None:
+    check = one(management.checks(facts(other_leases=others), NOW), "leader")
+    assert check.result is result
+    assert ("elsewhere/1e1658d6.cluster.x-k8s.io" in check.message) == (result is Result.ERROR)
+
+
 @pytest.mark.parametrize(
     ("service", "entries", "unseen", "result"),
     [

@@ -66,6 +66,44 @@ async def test_endpoints_are_those_of_the_service_of_the_webhook(configuration: 
     assert [obj["metadata"]["name"] for obj in facts.endpoints or ()] == names
 
 
+OWN, LEFT, OTHER = "caphv-validating-webhook-configuration", "validating-webhook-configuration", "policies"
+TO_US = {"service": {"name": "caphv-webhook-service", "namespace": "caphv-system"}}
+
+
+@pytest.mark.parametrize(
+    ("present", "own", "former"),
+    [
+        ({OWN: [TO_US], OTHER: [SERVICE]}, OWN, []),
+        ({OWN: [TO_US], LEFT: [SERVICE, TO_US]}, OWN, [LEFT]),
+        ({LEFT: [TO_US]}, LEFT, []),
+        ({OTHER: [SERVICE, {"url": "https://10.0.0.1"}], LEFT: []}, None, []),
+    ],
+)
+async def test_configurations_of_other_installations_are_those_that_lead_to_the_service(
+    present: dict[str, list[Obj]], own: str | None, former: list[str]
+) -> None:
+    server = ManagementServer()
+    for name, entries in present.items():
+        server.put(webhooks(*entries) | {"metadata": {"name": name}})
+    facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
+    assert facts.webhooks is None if own is None else facts.webhooks and key_of(facts.webhooks).name == own
+    assert [key_of(each).name for each in facts.former_webhooks] == former
+
+
+async def test_leases_of_providers_elsewhere_are_those_of_all_objects() -> None:
+    server = ManagementServer()
+    for namespace, name in (
+        ("caphv-system", names.LEASE),
+        ("elsewhere", names.LEASE),
+        ("elsewhere", f"blue.{names.LEASE}"),
+        ("kube-node-lease", "node-1"),
+    ):
+        metadata = {"name": name, "namespace": namespace}
+        server.put({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata})
+    facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
+    assert [str(key_of(lease)) for lease in facts.other_leases] == [f"elsewhere/{names.LEASE}"]
+
+
 @pytest.mark.parametrize("has_deployment", [True, False])
 @pytest.mark.parametrize("has_namespace", [True, False])
 async def test_the_namespace_counts_without_the_deployment(has_deployment: bool, has_namespace: bool) -> None:
@@ -241,6 +279,29 @@ def identity() -> Obj:
     kubeconfig |= {"users": [{"name": "u", "user": {"token": "t"}}], "current-context": "x"}
     kubeconfig |= {"contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}]}
     return {**named("v1", "Secret", "identity", "team"), "stringData": {"kubeconfig": json.dumps(kubeconfig)}}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "missing"),
+    [(None, ["blog", "shop"]), ("blog", ["shop"]), ("shop, blog", []), ("*", [])],
+)
+async def test_namespaces_that_the_owner_of_a_secret_does_not_allow_are_found(
+    allowed: str | None, missing: list[str]
+) -> None:
+    """The Go provider serves their clusters, so that no condition says it before a migration."""
+    annotations = {} if allowed is None else {names.ALLOWED_NAMESPACES_ANNOTATION: allowed}
+    secret = named("v1", "Secret", "identity", "team")
+    secret["metadata"]["annotations"] = annotations
+    management = ManagementServer(secret)
+    objects = users("team", "blog", "shop")
+    for obj in objects.harvester_clusters:
+        obj["spec"] = {"identitySecret": {"name": "identity", "namespace": "team"}}
+    (facts,) = await reading.read_harvester_facts(
+        cast("ApiClient", management), objects, [Key("team", "identity")], "team"
+    )
+    assert sorted(facts.not_allowed) == missing
+    assert all(f"caphv.io/allowed-namespaces: {namespace}" in why for namespace, why in facts.not_allowed.items())
+    assert len(facts.clusters) == 3
 
 
 @pytest.mark.parametrize("denied", [True, False])

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api.identities import owner_allows
 from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION
 from caphv.api.object import Key
-from reconciler.cluster.references import allows, may_use
+from reconciler.cluster.references import may_use
 
 pytestmark = pytest.mark.unit
 
@@ -29,12 +30,12 @@ def cluster(**status: Any) -> dict[str, Any]:
 
 @given(st.lists(NAMES, min_size=1, max_size=4), NAMES)
 def test_exactly_the_named_namespaces_are_allowed(named: list[str], namespace: str) -> None:
-    assert allows(secret(" , ".join(named)), namespace) == (namespace in named)
+    assert owner_allows(secret(" , ".join(named)), namespace) == (namespace in named)
 
 
 @pytest.mark.parametrize(("annotation", "allowed"), [(None, False), ("", False), ("*", True), ("team-*", False)])
 def test_absent_and_empty_annotations_allow_nothing_and_a_star_all(annotation: str | None, allowed: bool) -> None:
-    assert allows(secret(annotation), "team-a") is allowed
+    assert owner_allows(secret(annotation), "team-a") is allowed
 
 
 def test_secret_is_kept_for_clusters_that_may_use_it_only() -> None:
