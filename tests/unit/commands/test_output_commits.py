@@ -295,7 +295,7 @@ def test_a_sync_names_the_clusters_that_it_applied_and_deletes(capsys: pytest.Ca
     removed = tuple(Removal(f"manifests/t/{name}", "", ("x",), definition=True) for name in ("old", "kept"))
     plan = Plan(delete=("manifests/t/old/x",), removed=removed)
     refused = ApplyFailure({"kind": "Cluster", "metadata": {"name": "kept", "namespace": "t"}}, "forbidden")
-    options: Any = SimpleNamespace(output="table", dry_run=False, applied=True, repo="")
+    options: Any = SimpleNamespace(output="text", dry_run=False, applied=True, repo="")
     print_result(built, replace(NOTHING, plan=plan, commit="0123456789abcdef"), [refused], options)
     assert capsys.readouterr().out.splitlines()[-3:] == [
         "pushed 0123456789ab to main",

@@ -65,7 +65,7 @@ def test_data_says_what_was_written_and_which_definitions_are_faulty(source: Pat
     assert f"error: bad.yaml:{line}: " in result.stderr
 
 
-def test_a_secret_beside_definitions_is_no_cluster_and_must_leave_git(source: Path, origin: Origin) -> None:
+def test_a_secret_among_definitions_is_no_cluster_and_must_leave_git(source: Path, origin: Origin) -> None:
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x", "namespace": "team-a"}}
     put(source, definition("a"))
     (source / "secret.yaml").write_text(yaml.safe_dump(secret))

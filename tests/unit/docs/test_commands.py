@@ -30,7 +30,7 @@ PROGRAMS = {
     *("kubectl", "kubectl-harvester", "clusterctl", "helm", "make", "caphv", "git", "docker", "curl", "jq", "base64"),
     *("python", ".venv/bin/python", "export", "alias", "for", "done", "true", "cd", ".", "mkdir", "rm", "cat", "ls"),
     *("sed", "grep", "tar", "date", "etcdctl", "rke2", "lsmod", "modprobe", "openssl", "cosign", "gh", "sha256sum"),
-    *("cut", "kill", "head", "xargs", "set", "cp", ".venv/bin/caphv"),
+    *("cut", "kill", "head", "xargs", "set", "cp", "awk", ".venv/bin/caphv"),
 }
 VERBS = {
     *("annotate", "api-resources", "apply", "create", "delete", "describe", "edit", "exec", "explain", "get", "label"),
@@ -47,7 +47,8 @@ contexts: [{name: harvester, context: {cluster: harvester, user: caphv}}]
 """
 # What pages make before they use it, or take from their reader.
 MADE = re.compile(
-    r"-|/.*|~/.*|(harvester|cluster|first|machine|management|production)\.yaml|clusters/.*|FILE|substituted.*|https://.*"
+    r"-|/.*|~/.*|(harvester|class|cluster|first|machine|management|production)\.yaml"
+    r"|clusters/.*|FILE|substituted.*|https://.*"
 )
 
 

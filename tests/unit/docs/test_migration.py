@@ -1,14 +1,19 @@
-"""Values of the Go provider's chart: the page about the Go provider has a row for each that ours refuses."""
+"""The Go provider's chart: a row for each value that ours refuses, and its class, which Helm would delete."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from jsonschema import Draft7Validator
 
+from tests.support import doccommands
 from tests.support.paths import CHECKOUT
 
 pytestmark = pytest.mark.unit
@@ -72,3 +77,24 @@ def test_what_replaces_a_value_is_accepted() -> None:
     assert list(Draft7Validator(SCHEMA).iter_errors({"webhooks": {"certificate": "self-signed"}})) == []
     named = {name for _, new in ROWS for name in re.findall(r"`([A-Za-z]+(?:\.[A-Za-z]+)?)[:`]", new)}
     assert {".".join(path) for path in leaves(replacements)} <= named
+
+
+def test_the_class_in_a_release_of_helm_is_saved(tmp_path: Path) -> None:
+    deployment: dict[str, Any] = {"kind": "Deployment", "spec": {"template": {"kind": "HarvesterMachineTemplate"}}}
+    kept: list[dict[str, Any]] = [
+        {"kind": "ClusterClass", "spec": {"infrastructure": {"ref": {"kind": "HarvesterClusterTemplate"}}}},
+        {"kind": "HarvesterClusterTemplate", "spec": {}},
+        {"kind": "RKE2ConfigTemplate", "spec": {}},
+    ]
+    documents = [deployment, *kept, {"kind": "ServiceAccount"}]
+    # As Helm prints them.
+    texts = [f"---\n# Source: {yaml.safe_dump({'apiVersion': 'v1', **each}, sort_keys=False)}" for each in documents]
+    (tmp_path / "manifest").write_text("".join(texts).replace("# Source: ", "# Source: caphv/templates/x.yaml\n"))
+    (tmp_path / "helm").write_text('#!/bin/sh\ncase "$1" in get) cat manifest ;; esac\n')
+    (tmp_path / "helm").chmod(0o755)
+    page = CHECKOUT / "docs" / "migration.md"
+    (block,) = (each for each in doccommands.blocks(page) if "helm uninstall" in each)
+    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(["bash", "-euo", "pipefail", "-c", block], cwd=tmp_path, env=environment, check=True)
+    found = [each for each in yaml.safe_load_all((tmp_path / "class.yaml").read_text()) if each]
+    assert found == [{"apiVersion": "v1", **each} for each in kept]
