@@ -182,6 +182,13 @@ def test_pools_that_were_created_for_a_cluster_may_remain() -> None:
     assert ("address", "10.0.0.9", "team-shop-x-ippool") in found
 
 
+def test_an_address_whose_pool_is_not_recorded_names_none() -> None:
+    builder = Builder(workers=0)
+    del builder.harvester_machines["cp-1"]["status"]["allocatedPoolRef"]
+    (address,) = (left for left in leftovers_of(parts(builder)) if left.kind == "address")
+    assert address.pool == ""
+
+
 def test_a_cluster_that_never_reached_harvester_leaves_nothing() -> None:
     builder = Builder(workers=0)
     del builder.harvester_cluster["spec"]["server"]
