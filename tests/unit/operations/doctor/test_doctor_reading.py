@@ -16,11 +16,12 @@ from caphv.api.identities import cluster_identity
 from caphv.api.object import Key, Obj, at, key_of
 from caphv.api.tokenrenewal import SECRET_TYPE, issued_at
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import Forbidden
+from caphv.runtime.errors import Forbidden, Unauthorized, Unreachable
 from operations.doctor import reading
 from operations.doctor.reading import read_management_facts
 from operations.read.accounts import read_accounts
 from operations.read.objects import ManagementObjects
+from operations.read.servers import HARVESTER_SECONDS
 from tests.support import kubeconfigs
 from tests.support.clusters import Builder
 from tests.support.doctor import ManagementServer
@@ -77,6 +78,18 @@ async def test_the_namespace_counts_without_the_deployment(has_deployment: bool,
         server.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata})
     facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
     assert facts.has_namespace is (has_namespace and not has_deployment)
+
+
+async def test_definitions_that_do_not_exist_are_named() -> None:
+    name = str(resources.HARVESTER_MACHINES)
+    server = ManagementServer(named("apiextensions.k8s.io/v1", "CustomResourceDefinition", name))
+    facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
+    assert [key_of(obj).name for obj in facts.crds] == [name]
+    assert {each.partition(".")[0] for each in facts.absent_crds} == {
+        "harvesterclusters",
+        "harvesterclustertemplates",
+        "harvestermachinetemplates",
+    }
 
 
 async def test_a_missing_right_is_noted_and_hides_nothing_else() -> None:
@@ -289,6 +302,29 @@ async def test_all_that_checks_need_of_a_harvester_is_read(
     assert {cluster_name(obj) for obj in facts.machines} == {"shop"}
     assert (facts.recorded_owners is not None) is has_owners
     assert [report.name for report in facts.pools] == (["machines"] if has_owners else [])
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "rejected"),
+    [
+        (Unauthorized(401, "Unauthorized", "expired"), "it rejects the credentials: ", True),
+        (Unreachable("no route"), "it is unreachable: no route", False),
+        (Forbidden(403, "Forbidden", "cannot list"), "it refuses requests: ", False),
+        (TimeoutError(), f"no answer within {HARVESTER_SECONDS:.0f} s", False),
+    ],
+)
+async def test_a_harvester_that_cannot_be_read_says_why(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, words: str, rejected: bool
+) -> None:
+    async def read_harvester(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(reading, "read_harvester", read_harvester)
+    (facts,) = await reading.read_harvester_facts(
+        cast("ApiClient", ManagementServer(identity())), ManagementObjects(), [Key("team", "identity")], "team"
+    )
+    assert facts.error.startswith(words)
+    assert (facts.objects, facts.rejected) == (None, rejected)
 
 
 async def test_a_server_that_answers_something_else_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
