@@ -92,7 +92,7 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
 
     # A provider with a filter prefixes the name of its Lease with its share. It may be alive where
     # a removed provider has left its Lease behind.
-    with suppress(ApiError, Unreachable):
+    with suppress(RequestError):
         leases += await list_all(client, LEASES, namespace)
     facts.lease = newest_lease(filter(None, leases))
 
@@ -112,7 +112,7 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
     if any(rancher_settings):
         values = map(rancher.value_of, rancher_settings)
         facts.rancher = dict(zip(rancher.SETTINGS, values, strict=True))
-    with suppress(ApiError):
+    with suppress(RequestError):
         facts.cert_manager = await list_all(client, DEPLOYMENTS, label_selector=_CERT_MANAGER)
 
     entries = at(facts.webhooks, "webhooks")
@@ -143,7 +143,7 @@ async def read_harvester_facts(
     """
     # Without these, orphans and leaked addresses cannot be distinguished from objects of others.
     owners: OwnerObjects | None = None
-    with suppress(ApiError):
+    with suppress(RequestError):
         owners = await read_owners(client, namespace)
     harvesters = await asyncio.gather(
         *(
@@ -209,8 +209,6 @@ async def _read_facts(
     except TimeoutError:
         facts.error = f"no answer within {HARVESTER_SECONDS:.0f} s"
     except MALFORMED as error:
-        # The objects may be half of what there is.
-        facts.objects = None
         facts.error = describe_malformed(error)
     return facts
 
@@ -218,7 +216,7 @@ async def _read_facts(
 async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:
     """Fill facts with what a Harvester answers; what it refuses stays empty."""
     namespaces = target_namespaces(facts.clusters)
-    facts.objects = await read_harvester(harvester, namespaces, surroundings=True)
+    objects = await read_harvester(harvester, namespaces, surroundings=True)
     with suppress(ApiError):
         needed = [
             *rights.needed_rights(facts.clusters),
@@ -235,6 +233,9 @@ async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:
         with suppress(ApiError):
             client = HarvesterClient(harvester, namespaces)
             facts.pools = (await read_pools(client, facts.recorded_owners)).reports()
+
+    # Last, because checks of half of the answers would not say what they miss.
+    facts.objects = objects
 
 
 async def _get(

@@ -109,6 +109,15 @@ async def test_a_missing_right_is_noted_and_hides_nothing_else() -> None:
     )
 
 
+async def test_requests_that_fail_after_the_first_answer_hide_nothing_else() -> None:
+    server = ManagementServer(named("v1", "Namespace", "caphv-system"))
+    for request in ("get CustomResourceDefinition", "get Lease", "list Lease", "list Deployment"):
+        server.errors[request] = Unreachable("no route")
+    facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
+    assert {each.what for each in facts.unseen} == {"customresourcedefinitions", "leases"}
+    assert (facts.lease, facts.cert_manager, facts.has_namespace) == (None, None, True)
+
+
 def named(version: str, kind: str, name: str, namespace: str = "", **labels: str) -> Obj:
     metadata = {"name": name, "labels": labels} | ({"namespace": namespace} if namespace else {})
     return {"apiVersion": version, "kind": kind, "metadata": metadata}
@@ -256,25 +265,44 @@ def identity() -> Obj:
     return {**named("v1", "Secret", "identity", "team"), "stringData": {"kubeconfig": json.dumps(kubeconfig)}}
 
 
-@pytest.mark.parametrize("denied", [True, False])
-@pytest.mark.parametrize("has_owners", [True, False])
-async def test_all_that_checks_need_of_a_harvester_is_read(
-    monkeypatch: pytest.MonkeyPatch, denied: bool, has_owners: bool
-) -> None:
-    head = {"apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "IPPool"}
-    harvester = MemoryServer(
-        named("apps/v1", "Deployment", "harvester", "harvester-system"),
-        named("v1", "Service", "ingress-expose", "kube-system"),
-        {**head, **pool("machines")},
-        named("v1", "Node", "host"),
-    )
-    harvester.denied = {("create", "virtualmachines")} if denied else set()
+def lend_harvester(monkeypatch: pytest.MonkeyPatch, *objs: Obj) -> MemoryServer:
+    """Have each identity read this Harvester."""
+    harvester = MemoryServer(*objs)
 
     @contextlib.asynccontextmanager
     async def lend(*_: object, **__: object) -> AsyncIterator[Any]:
         yield harvester
 
     monkeypatch.setattr(reading, "answering_client", lend)
+    return harvester
+
+
+async def test_owners_that_cannot_be_read_hide_no_harvester(monkeypatch: pytest.MonkeyPatch) -> None:
+    lend_harvester(monkeypatch)
+    management = ManagementServer(identity())
+    for resource in (resources.HARVESTER_CLUSTERS, resources.HARVESTER_MACHINES):
+        management.serve(resource.api_version, resource.kind)
+    management.errors["list HarvesterMachine"] = Unreachable("no route")
+    identities = [Key("team", "identity")]
+    (facts,) = await reading.read_harvester_facts(cast("ApiClient", management), ManagementObjects(), identities, "a")
+    assert (facts.recorded_owners, facts.error) == (None, "")
+    assert facts.objects is not None
+
+
+@pytest.mark.parametrize("denied", [True, False])
+@pytest.mark.parametrize("has_owners", [True, False])
+async def test_all_that_checks_need_of_a_harvester_is_read(
+    monkeypatch: pytest.MonkeyPatch, denied: bool, has_owners: bool
+) -> None:
+    head = {"apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "IPPool"}
+    harvester = lend_harvester(
+        monkeypatch,
+        named("apps/v1", "Deployment", "harvester", "harvester-system"),
+        named("v1", "Service", "ingress-expose", "kube-system"),
+        {**head, **pool("machines")},
+        named("v1", "Node", "host"),
+    )
+    harvester.denied = {("create", "virtualmachines")} if denied else set()
     builder = Builder()
     objects = builder.objects()
     stranger = Builder("blog")
@@ -325,6 +353,40 @@ async def test_a_harvester_that_cannot_be_read_says_why(
     )
     assert facts.error.startswith(words)
     assert (facts.objects, facts.rejected) == (None, rejected)
+
+
+@pytest.mark.parametrize("error", [Unreachable("no route"), TimeoutError()])
+async def test_a_harvester_that_stops_to_answer_counts_as_one_that_never_did(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    lend_harvester(monkeypatch)
+
+    async def find_denied(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(reading.rights, "find_denied", find_denied)
+    management = ManagementServer(identity())
+    identities = [Key("team", "identity")]
+    (facts,) = await reading.read_harvester_facts(cast("ApiClient", management), ManagementObjects(), identities, "a")
+    assert facts.kubeconfig is not None
+    assert (bool(facts.error), facts.objects) == (True, None)
+
+
+async def test_what_a_harvester_refuses_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    harvester = lend_harvester(monkeypatch, named("v1", "Node", "host"), named("v1", "Service", "x", "kube-system"))
+
+    async def refuse(*_: Any) -> Any:
+        raise Forbidden(403, "Forbidden", "cannot review")
+
+    monkeypatch.setattr(reading.rights, "find_denied", refuse)
+    for refused in ("get Deployment", "list Deployment", "get Service", "list IPPool"):
+        harvester.errors[refused] = Forbidden(403, "Forbidden", f"cannot {refused}")
+    management = ManagementServer(identity())
+    identities = [Key("team", "identity")]
+    (facts,) = await reading.read_harvester_facts(cast("ApiClient", management), ManagementObjects(), identities, "a")
+    assert facts.objects is not None
+    assert [key_of(obj).name for obj in facts.objects.hosts] == ["host"]
+    assert (facts.error, facts.denied, facts.deployment, facts.ingress, facts.pools) == ("", None, None, None, ())
 
 
 async def test_a_server_that_answers_something_else_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
