@@ -51,7 +51,12 @@ def test_a_cluster_that_is_not_being_deleted_waits_for_nothing() -> None:
 def test_a_cluster_without_infrastructure_waits_for_its_finalizers() -> None:
     builder = deleting(Builder(workers=0))
     found = replace(parts(builder), harvester_cluster=None, machines=())
-    assert [wait.object for wait in pending_deletions(found, NOW)] == ["Cluster/shop"]
+    (wait,) = pending_deletions(found, NOW)
+    assert (wait.object, wait.reason) == ("Cluster/shop", "its finalizers")
+    message = "* 1 descendant of Cluster:\n  * MachinePool/mp"
+    found.cluster["status"]["conditions"] = [condition("Deleting", "True", "WaitingForDescendants", message)]
+    (wait,) = pending_deletions(found, NOW)
+    assert wait.reason == "* 1 descendant of Cluster: * MachinePool/mp"
 
 
 def test_a_machine_that_waits_for_its_infrastructure_is_named_once() -> None:
@@ -131,6 +136,30 @@ def test_a_hook_of_the_control_plane_provider_is_named() -> None:
     }
     (wait,) = waits(builder)
     assert wait.reason == "the hook rke2-cleanup of its control plane provider"
+
+
+@pytest.mark.parametrize(
+    ("reported", "reason"),
+    [
+        ({"reason": "DrainingNode", "message": "draining\nthe Node"}, "draining the Node"),
+        ({"reason": "DrainingNode", "message": ""}, "DrainingNode"),
+        ({"reason": "DrainingNode"}, "DrainingNode"),
+        ({}, "Cluster API's core"),
+    ],
+)
+def test_a_machine_without_infrastructure_says_what_the_core_waits_for(reported: dict[str, str], reason: str) -> None:
+    builder = deleting(Builder(workers=0), "cp-1")
+    builder.harvester_machines.clear()
+    builder.machines["cp-1"]["status"]["conditions"] = [{"type": "Deleting", "status": "True", **reported}]
+    (wait,) = waits(builder)
+    assert (wait.object, wait.reason) == ("Machine/cp-1", reason)
+    assert wait.next_step == "See kubectl describe machine cp-1 -n team"
+
+
+def test_machines_of_a_paused_cluster_are_never_stuck_themselves() -> None:
+    builder = deleting(Builder(workers=0), days=1)
+    builder.cluster["spec"]["paused"] = True
+    assert [(wait.object, wait.stuck) for wait in waits(builder)] == [("Cluster/shop", True), ("Machine/cp-1", False)]
 
 
 def test_the_infrastructure_comes_after_the_machines() -> None:
@@ -215,6 +244,7 @@ def test_what_is_left_without_a_cluster_is_found_and_explained() -> None:
     assert explained["HarvesterMachine/worker-1"].since
     assert explained["Machine/cp-1"].next_step == "kubectl delete machine cp-1 -n team"
     assert "nothing else asks for it" in explained["HarvesterCluster/shop-x"].reason
+    assert explained["HarvesterCluster/shop-x"].stuck
     assert "Machine/worker-1" not in explained
 
 
