@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from operations.change.deletionreport import (
     PendingDeletion,
     forcible,
@@ -192,6 +192,43 @@ def test_what_may_remain_is_named_with_its_place() -> None:
         ("Service", "team-shop-x-lb", "vms"),
         ("address", "10.0.0.9", "load-balancers"),
     }
+
+
+@pytest.mark.parametrize(
+    ("balancer", "host", "remains"),
+    [
+        ({"ipamType": "pool", "ipPoolRef": "lb"}, "10.0.0.9", True),
+        ({"ipamType": "pool", "ipPoolRef": "lb"}, "", False),
+        ({"ipamType": "dhcp"}, "10.0.0.9", False),
+        ({"ipamType": "none"}, "10.0.0.9", False),
+        (None, "10.0.0.9", False),
+    ],
+)
+def test_only_an_endpoint_of_a_pool_is_an_address_that_may_remain(
+    balancer: dict[str, str] | None, host: str, remains: bool
+) -> None:
+    builder = Builder(workers=0)
+    builder.harvester_machines.clear()
+    more = {"controlPlaneEndpoint": {"host": host} if host else {}, "loadBalancerConfig": balancer}
+    builder.harvester_cluster["spec"] |= more
+    found = [(left.name, left.pool) for left in leftovers_of(parts(builder)) if left.kind == "address"]
+    assert found == ([("10.0.0.9", "lb")] if remains else [])
+
+
+@pytest.mark.parametrize(("spec", "status"), [({"providerID": "harvester://x"}, None), ({}, {"virtualMachine": {}})])
+def test_a_machine_without_a_record_of_its_vm_or_address_names_only_what_it_has(spec: Obj, status: Obj | None) -> None:
+    builder = Builder(workers=0)
+    builder.harvester_machines["cp-1"] |= {"spec": spec, "status": status}
+    found = {left.kind for left in leftovers_of(parts(builder)) if left.name.startswith("cp-1")}
+    assert found == ({"VirtualMachine", "Secret"} if spec else set())
+
+
+def test_addresses_of_all_interfaces_may_remain() -> None:
+    builder = Builder(workers=0)
+    addresses = [{"address": "10.1.0.5", "pool": "storage"}, {"address": "10.2.0.5", "pool": "backup"}]
+    builder.harvester_machines["cp-1"]["status"]["interfaceAddresses"] = addresses
+    found = {left.name: left.pool for left in leftovers_of(parts(builder)) if left.kind == "address"}
+    assert {"10.1.0.5": "storage", "10.2.0.5": "backup"}.items() <= found.items()
 
 
 def test_pools_that_were_created_for_a_cluster_may_remain() -> None:
