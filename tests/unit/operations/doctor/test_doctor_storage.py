@@ -202,6 +202,12 @@ def test_volumes_without_a_job_run_the_default_group() -> None:
     assert checked(storage_class(), jobs=[job("a", 251)]) == []
 
 
+def test_volumes_that_select_only_jobs_that_do_not_exist_run_none() -> None:
+    named = storage_class(recurringJobSelector=selector(("hourly", False)))
+    (only,) = checked(named, jobs=[job("a", 251, "snapshot", "default")])
+    assert only.message.endswith("do not exist: hourly")
+
+
 @pytest.mark.parametrize("text", ["{", '"x"', "[1]", '[{"isGroup": true}]'])
 def test_a_selector_that_cannot_be_parsed_selects_nothing(text: str) -> None:
     assert checked(storage_class(recurringJobSelector=text), jobs=[]) == []
