@@ -96,10 +96,10 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
 
     # A provider with a filter prefixes the name of its Lease with its share. It may be alive where
     # a removed provider has left its Lease behind.
-    with suppress(ApiError, Unreachable):
+    with suppress(RequestError):
         leases += await list_all(client, LEASES, namespace)
     facts.lease = newest_lease(filter(None, leases))
-    with suppress(ApiError, Unreachable):
+    with suppress(RequestError):
         facts.other_leases = [
             lease
             for lease in await list_all(client, LEASES)
@@ -134,7 +134,7 @@ async def _read_fleet_and_rancher(client: ApiClient, facts: ManagementFacts) -> 
 async def _read_webhook_service(client: ApiClient, facts: ManagementFacts) -> None:
     """Fill in what the webhook needs: certificates, cert-manager, endpoints of its Service."""
     facts.certificates = await _list(client, facts, resources.CERTIFICATES, facts.namespace)
-    with suppress(ApiError):
+    with suppress(RequestError):
         facts.cert_manager = await list_all(client, DEPLOYMENTS, label_selector=_CERT_MANAGER)
 
     entries = at(facts.webhooks, "webhooks")
@@ -190,7 +190,7 @@ async def read_harvester_facts(
     """
     # Without these, orphans and leaked addresses cannot be distinguished from objects of others.
     owners: OwnerObjects | None = None
-    with suppress(ApiError):
+    with suppress(RequestError):
         owners = await read_owners(client, namespace)
     harvesters = await asyncio.gather(
         *(
@@ -242,8 +242,6 @@ async def _read_facts(
     except TimeoutError:
         facts.error = f"no answer within {HARVESTER_SECONDS:.0f} s"
     except MALFORMED as error:
-        # The objects may be half of what there is.
-        facts.objects = None
         facts.error = describe_malformed(error)
     return facts
 
@@ -302,7 +300,7 @@ async def _not_allowed(
 async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:
     """Fill facts with what a Harvester answers; what it refuses stays empty."""
     namespaces = target_namespaces(facts.clusters)
-    facts.objects = await read_harvester(harvester, namespaces, surroundings=True)
+    objects = await read_harvester(harvester, namespaces, surroundings=True)
     with suppress(ApiError):
         needed = [
             *rights.needed_rights(facts.clusters),
@@ -319,6 +317,9 @@ async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:
         with suppress(ApiError):
             client = HarvesterClient(harvester, namespaces)
             facts.pools = (await read_pools(client, facts.recorded_owners)).reports()
+
+    # Last, because checks of half of the answers would not say what they miss.
+    facts.objects = objects
 
 
 async def _get(

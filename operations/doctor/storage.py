@@ -255,7 +255,7 @@ def _jobs_of(storage_class: Obj, jobs: list[Obj]) -> tuple[list[Obj], list[str]]
 def _job_selector(storage_class: Obj) -> list[dict[str, Any]]:
     """Return the entries of a class's `recurringJobSelector`, none if it cannot be parsed."""
     try:
-        value = load_json(_parameter(storage_class, "recurringJobSelector") or "[]")
+        value = load_json(_parameter(storage_class, "recurringJobSelector"))
     except TextError:
         return []
     entries = value if isinstance(value, list) else []

@@ -1,6 +1,7 @@
 """`caphv bundles` with files, folders and a repository on disk: what is written, what is printed, and exit statuses."""
 
 import json
+from base64 import b64encode
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -129,6 +130,15 @@ def test_gitrepos_are_not_made_for_a_folder_that_fleet_cannot_read(clusters: Pat
     result = call("render", clusters, "-o", "gitrepo", "--repo", "file:///srv/fleet.git")
     assert result.exit_code == 2
     assert "give its https:// or ssh:// address" in result.output
+
+
+def test_gitrepos_of_clusters_have_the_certificates_that_fleet_trusts(clusters: Path, tmp_path: Path) -> None:
+    write(clusters, manifest("a"))
+    (tmp_path / "ca.pem").write_text("CA")
+    options = ("-o", "gitrepo", "--repo", "https://git.example.com/f.git")
+    for more, bundle in (((), None), (("--ca-file", tmp_path / "ca.pem"), b64encode(b"CA").decode())):
+        result = call("render", clusters, *options, *more)
+        assert yaml.safe_load(result.stdout)["spec"].get("caBundle") == bundle
 
 
 def test_gitrepo_of_the_management_cluster_is_printed(tmp_path: Path) -> None:
@@ -368,6 +378,15 @@ def test_wrong_usage_is_explained(arguments: tuple[str, ...], message: str) -> N
     assert result.exit_code == 2
     assert message in result.stderr
     assert "hidden" not in result.output
+
+
+def test_a_folder_contradicts_no_repository_that_is_empty_or_from_the_environment(
+    clusters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(clusters, manifest("a"))
+    assert call("push", clusters, "--folder", tmp_path / "fleet", "--repo", "").exit_code == 0
+    monkeypatch.setenv("CAPHV_GIT_REPO", "file:///not/there")
+    assert call("verify", clusters, "--folder", tmp_path / "fleet").exit_code == 0
 
 
 @pytest.mark.parametrize("name", ["render", "diff", "push", "verify", "list", "upgrade"])

@@ -105,6 +105,24 @@ def test_an_upgrade_shows_from_which_version_to_which() -> None:
     assert lines.version_text(cluster) == "v1.36.2 → v1.36.3"
 
 
+@pytest.mark.parametrize(
+    ("version", "versions", "text"),
+    [
+        ("", (), ""),
+        ("v1.36.3+rke2r1", (), "v1.36.3+rke2r1"),
+        ("v1.36.3+rke2r1", ("v1.36.3+rke2r1",), "v1.36.3+rke2r1"),
+        ("v1.36.3+rke2r1", ("v1.36.2+rke2r1", "v1.36.3+rke2r1"), "v1.36.2 → v1.36.3"),
+        ("", ("v1.36.3+rke2r1",), "v1.36.3+rke2r1"),
+        ("", ("v1.36.2+rke2r1", "v1.36.3+rke2r1"), "v1.36.2 → v1.36.3"),
+    ],
+)
+def test_a_cluster_without_a_version_of_its_own_has_that_of_its_newest_machines(
+    version: str, versions: tuple[str, ...], text: str
+) -> None:
+    (cluster,) = overview_of(Builder().objects(), NOW).clusters
+    assert lines.version_text(replace(cluster, version=version, versions=versions)) == text
+
+
 def test_many_objects_of_one_problem_are_counted() -> None:
     (problem,) = broken().clusters[0].problems
     many = replace(problem, objects=tuple(f"Machine/m{n}" for n in range(9)))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from operations.change.deletionreport import (
     PendingDeletion,
     forcible,
@@ -51,7 +51,12 @@ def test_a_cluster_that_is_not_being_deleted_waits_for_nothing() -> None:
 def test_a_cluster_without_infrastructure_waits_for_its_finalizers() -> None:
     builder = deleting(Builder(workers=0))
     found = replace(parts(builder), harvester_cluster=None, machines=())
-    assert [wait.object for wait in pending_deletions(found, NOW)] == ["Cluster/shop"]
+    (wait,) = pending_deletions(found, NOW)
+    assert (wait.object, wait.reason) == ("Cluster/shop", "its finalizers")
+    message = "* 1 descendant of Cluster:\n  * MachinePool/mp"
+    found.cluster["status"]["conditions"] = [condition("Deleting", "True", "WaitingForDescendants", message)]
+    (wait,) = pending_deletions(found, NOW)
+    assert wait.reason == "* 1 descendant of Cluster: * MachinePool/mp"
 
 
 def test_a_machine_that_waits_for_its_infrastructure_is_named_once() -> None:
@@ -133,6 +138,30 @@ def test_a_hook_of_the_control_plane_provider_is_named() -> None:
     assert wait.reason == "the hook rke2-cleanup of its control plane provider"
 
 
+@pytest.mark.parametrize(
+    ("reported", "reason"),
+    [
+        ({"reason": "DrainingNode", "message": "draining\nthe Node"}, "draining the Node"),
+        ({"reason": "DrainingNode", "message": ""}, "DrainingNode"),
+        ({"reason": "DrainingNode"}, "DrainingNode"),
+        ({}, "Cluster API's core"),
+    ],
+)
+def test_a_machine_without_infrastructure_says_what_the_core_waits_for(reported: dict[str, str], reason: str) -> None:
+    builder = deleting(Builder(workers=0), "cp-1")
+    builder.harvester_machines.clear()
+    builder.machines["cp-1"]["status"]["conditions"] = [{"type": "Deleting", "status": "True", **reported}]
+    (wait,) = waits(builder)
+    assert (wait.object, wait.reason) == ("Machine/cp-1", reason)
+    assert wait.next_step == "See kubectl describe machine cp-1 -n team"
+
+
+def test_machines_of_a_paused_cluster_are_never_stuck_themselves() -> None:
+    builder = deleting(Builder(workers=0), days=1)
+    builder.cluster["spec"]["paused"] = True
+    assert [(wait.object, wait.stuck) for wait in waits(builder)] == [("Cluster/shop", True), ("Machine/cp-1", False)]
+
+
 def test_the_infrastructure_comes_after_the_machines() -> None:
     builder = deleting(Builder(workers=0))
     builder.machines, builder.harvester_machines = {}, {}
@@ -165,6 +194,43 @@ def test_what_may_remain_is_named_with_its_place() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("balancer", "host", "remains"),
+    [
+        ({"ipamType": "pool", "ipPoolRef": "lb"}, "10.0.0.9", True),
+        ({"ipamType": "pool", "ipPoolRef": "lb"}, "", False),
+        ({"ipamType": "dhcp"}, "10.0.0.9", False),
+        ({"ipamType": "none"}, "10.0.0.9", False),
+        (None, "10.0.0.9", False),
+    ],
+)
+def test_only_an_endpoint_of_a_pool_is_an_address_that_may_remain(
+    balancer: dict[str, str] | None, host: str, remains: bool
+) -> None:
+    builder = Builder(workers=0)
+    builder.harvester_machines.clear()
+    more = {"controlPlaneEndpoint": {"host": host} if host else {}, "loadBalancerConfig": balancer}
+    builder.harvester_cluster["spec"] |= more
+    found = [(left.name, left.pool) for left in leftovers_of(parts(builder)) if left.kind == "address"]
+    assert found == ([("10.0.0.9", "lb")] if remains else [])
+
+
+@pytest.mark.parametrize(("spec", "status"), [({"providerID": "harvester://x"}, None), ({}, {"virtualMachine": {}})])
+def test_a_machine_without_a_record_of_its_vm_or_address_names_only_what_it_has(spec: Obj, status: Obj | None) -> None:
+    builder = Builder(workers=0)
+    builder.harvester_machines["cp-1"] |= {"spec": spec, "status": status}
+    found = {left.kind for left in leftovers_of(parts(builder)) if left.name.startswith("cp-1")}
+    assert found == ({"VirtualMachine", "Secret"} if spec else set())
+
+
+def test_addresses_of_all_interfaces_may_remain() -> None:
+    builder = Builder(workers=0)
+    addresses = [{"address": "10.1.0.5", "pool": "storage"}, {"address": "10.2.0.5", "pool": "backup"}]
+    builder.harvester_machines["cp-1"]["status"]["interfaceAddresses"] = addresses
+    found = {left.name: left.pool for left in leftovers_of(parts(builder)) if left.kind == "address"}
+    assert {"10.1.0.5": "storage", "10.2.0.5": "backup"}.items() <= found.items()
+
+
 def test_pools_that_were_created_for_a_cluster_may_remain() -> None:
     builder = Builder(workers=0)
     spec = builder.harvester_cluster["spec"]
@@ -180,6 +246,13 @@ def test_pools_that_were_created_for_a_cluster_may_remain() -> None:
     spec["controlPlaneEndpoint"] = {"host": "10.0.0.9"}
     found = [(left.kind, left.name, left.pool) for left in leftovers_of(parts(builder))]
     assert ("address", "10.0.0.9", "team-shop-x-ippool") in found
+
+
+def test_an_address_whose_pool_is_not_recorded_names_none() -> None:
+    builder = Builder(workers=0)
+    del builder.harvester_machines["cp-1"]["status"]["allocatedPoolRef"]
+    (address,) = (left for left in leftovers_of(parts(builder)) if left.kind == "address")
+    assert address.pool == ""
 
 
 def test_a_cluster_that_never_reached_harvester_leaves_nothing() -> None:
@@ -208,6 +281,7 @@ def test_what_is_left_without_a_cluster_is_found_and_explained() -> None:
     assert explained["HarvesterMachine/worker-1"].since
     assert explained["Machine/cp-1"].next_step == "kubectl delete machine cp-1 -n team"
     assert "nothing else requests it" in explained["HarvesterCluster/shop-x"].reason
+    assert explained["HarvesterCluster/shop-x"].stuck
     assert "Machine/worker-1" not in explained
 
 

@@ -213,6 +213,15 @@ def test_checks_name_what_moves_what_stays_and_what_would_restart() -> None:
     ]
 
 
+def test_a_paused_cluster_without_machines_to_move_gets_no_warning_of_its_pause() -> None:
+    groups = [HostMachines(cluster=KEY, migrates=("web",), paused=True)]
+    hosts = [host("h0"), host("h1")]
+    checks = plan_evacuation(find_host(hosts, "h0"), hosts, groups, "true").checks
+    assert [check.message for check in checks if check.id == "machines"] == [
+        "team/shop: left to Harvester, which migrates: web"
+    ]
+
+
 DONE = condition("HostsEvacuated", "True", message=describe_left(["h0", "h1"]))
 OTHERS = {**DONE, "message": f"{describe_left(['h1', 'h00', 'h0.example'])}; it migrates h0"}
 LEAVING = condition("HostsEvacuated", "False", "Evacuating", "gpu leaves h0")

@@ -301,6 +301,25 @@ def test_right_to_back_up_machines_is_needed_where_clusters_want_it() -> None:
     assert check.remedy.endswith("--back-up-vms")
 
 
+@pytest.mark.parametrize(("imports", "backups"), [(True, False), (False, True), (True, True)])
+def test_a_right_that_an_account_can_do_without_says_what_is_not_done(imports: bool, backups: bool) -> None:
+    image = {"name": "a", "url": "https://images.example.com/a.qcow2", "checksum": "a" * 128}
+    spec = {"targetNamespace": "vms", "images": [image], "controlPlaneBackups": {"keep": 3}}
+    clusters = [
+        {"metadata": {"name": "c", "namespace": "team"}, "spec": spec},
+        {"metadata": {"name": "d", "namespace": "team"}, "spec": {"targetNamespace": "later"}},
+    ]
+    denied = rights.import_rights(clusters) * imports + rights.backup_rights(clusters) * backups
+    check = one(harvester.checks(harvester_facts(denied=denied, clusters=clusters), NOW), "rights")
+    assert check.result is Result.WARNING
+    assert ("imported by hand" in check.message, "make no backups" in check.message) == (imports, backups)
+    assert ("--import-images vms" in check.remedy, "--back-up-vms" in check.remedy) == (imports, backups)
+    assert "later" in check.remedy, "one of the namespaces with clusters, the same each time"
+    # Without a right that is needed, what else is not done does not matter.
+    check = one(harvester.checks(harvester_facts(denied=[RIGHT, *denied], clusters=clusters), NOW), "rights")
+    assert (check.result, "by hand" in check.message, "no backups" in check.message) == (Result.ERROR, False, False)
+
+
 def test_rights_for_cloud_configs_and_pools_are_needed_where_clusters_have_them() -> None:
     plain, config = {"targetNamespace": "a"}, {"targetNamespace": "b", "cloudConfig": {"delivery": "Secret"}}
     pool = {"targetNamespace": "c", "loadBalancerConfig": {"ipPool": {"subnet": "192.0.2.0/24"}}}

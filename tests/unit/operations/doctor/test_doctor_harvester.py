@@ -213,6 +213,25 @@ def test_a_pool_that_no_cluster_uses_is_reported_only_when_it_is_wrong() -> None
     assert check.message.endswith("1 has leaked")
 
 
+@pytest.mark.parametrize(
+    ("identity", "namespaces", "expected"),
+    [
+        (IDENTITY, (), "team"),
+        (IDENTITY, ("other",), "team"),
+        (cluster_identity("shared"), (), "NAMESPACE"),
+        (cluster_identity("shared"), ("other", "team"), "other"),
+    ],
+)
+def test_addresses_are_released_from_a_namespace_that_finds_the_harvester(
+    identity: Key, namespaces: tuple[str, ...], expected: str
+) -> None:
+    clusters = [{"metadata": {"name": "shop", "namespace": namespace}} for namespace in namespaces]
+    kubeconfig = Kubeconfig("https://h", token=token(days=90))
+    facts = HarvesterFacts(identity, kubeconfig, objects=HarvesterObjects(), clusters=clusters)
+    facts.pools = (report(100, 50, entries=(LEAK,)),)
+    assert one(harvester.checks(facts, NOW), "pools").remedy.endswith(f" -n {expected}")
+
+
 def test_a_pool_with_wrong_ranges_is_an_error() -> None:
     (check,) = pool_checks(report(0, 0, error="IPPool machines: no range"))
     assert (check.result, check.message) == (Result.ERROR, "IPPool machines: no range")

@@ -16,11 +16,12 @@ from caphv.api.identities import cluster_identity
 from caphv.api.object import Key, Obj, at, key_of
 from caphv.api.tokenrenewal import SECRET_TYPE, issued_at
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import Forbidden
+from caphv.runtime.errors import Forbidden, Unauthorized, Unreachable
 from operations.doctor import reading
 from operations.doctor.reading import read_management_facts
 from operations.read.accounts import read_accounts
 from operations.read.objects import ManagementObjects
+from operations.read.servers import HARVESTER_SECONDS
 from tests.support import kubeconfigs
 from tests.support.clusters import Builder
 from tests.support.doctor import ManagementServer
@@ -117,6 +118,18 @@ async def test_the_namespace_counts_without_the_deployment(has_deployment: bool,
     assert facts.has_namespace is (has_namespace and not has_deployment)
 
 
+async def test_definitions_that_do_not_exist_are_named() -> None:
+    name = str(resources.HARVESTER_MACHINES)
+    server = ManagementServer(named("apiextensions.k8s.io/v1", "CustomResourceDefinition", name))
+    facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
+    assert [key_of(obj).name for obj in facts.crds] == [name]
+    assert {each.partition(".")[0] for each in facts.absent_crds} == {
+        "harvesterclusters",
+        "harvesterclustertemplates",
+        "harvestermachinetemplates",
+    }
+
+
 async def test_a_missing_right_is_noted_and_hides_nothing_else() -> None:
     server = ManagementServer()
     metadata = {"name": "caphv", "namespace": "caphv-system"}
@@ -132,6 +145,15 @@ async def test_a_missing_right_is_noted_and_hides_nothing_else() -> None:
         {},
         [],
     )
+
+
+async def test_requests_that_fail_after_the_first_answer_hide_nothing_else() -> None:
+    server = ManagementServer(named("v1", "Namespace", "caphv-system"))
+    for request in ("get CustomResourceDefinition", "get Lease", "list Lease", "list Deployment"):
+        server.errors[request] = Unreachable("no route")
+    facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
+    assert {each.what for each in facts.unseen} == {"customresourcedefinitions", "leases"}
+    assert (facts.lease, facts.cert_manager, facts.has_namespace) == (None, None, True)
 
 
 def named(version: str, kind: str, name: str, namespace: str = "", **labels: str) -> Obj:
@@ -304,25 +326,44 @@ async def test_namespaces_that_the_owner_of_a_secret_does_not_allow_are_found(
     assert len(facts.clusters) == 3
 
 
-@pytest.mark.parametrize("denied", [True, False])
-@pytest.mark.parametrize("has_owners", [True, False])
-async def test_all_that_checks_need_of_a_harvester_is_read(
-    monkeypatch: pytest.MonkeyPatch, denied: bool, has_owners: bool
-) -> None:
-    head = {"apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "IPPool"}
-    harvester = MemoryServer(
-        named("apps/v1", "Deployment", "harvester", "harvester-system"),
-        named("v1", "Service", "ingress-expose", "kube-system"),
-        {**head, **pool("machines")},
-        named("v1", "Node", "host"),
-    )
-    harvester.denied = {("create", "virtualmachines")} if denied else set()
+def lend_harvester(monkeypatch: pytest.MonkeyPatch, *objs: Obj) -> MemoryServer:
+    """Have each identity read this Harvester."""
+    harvester = MemoryServer(*objs)
 
     @contextlib.asynccontextmanager
     async def lend(*_: object, **__: object) -> AsyncIterator[Any]:
         yield harvester
 
     monkeypatch.setattr(reading, "answering_client", lend)
+    return harvester
+
+
+async def test_owners_that_cannot_be_read_hide_no_harvester(monkeypatch: pytest.MonkeyPatch) -> None:
+    lend_harvester(monkeypatch)
+    management = ManagementServer(identity())
+    for resource in (resources.HARVESTER_CLUSTERS, resources.HARVESTER_MACHINES):
+        management.serve(resource.api_version, resource.kind)
+    management.errors["list HarvesterMachine"] = Unreachable("no route")
+    identities = [Key("team", "identity")]
+    (facts,) = await reading.read_harvester_facts(cast("ApiClient", management), ManagementObjects(), identities, "a")
+    assert (facts.recorded_owners, facts.error) == (None, "")
+    assert facts.objects is not None
+
+
+@pytest.mark.parametrize("denied", [True, False])
+@pytest.mark.parametrize("has_owners", [True, False])
+async def test_all_that_checks_need_of_a_harvester_is_read(
+    monkeypatch: pytest.MonkeyPatch, denied: bool, has_owners: bool
+) -> None:
+    head = {"apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "IPPool"}
+    harvester = lend_harvester(
+        monkeypatch,
+        named("apps/v1", "Deployment", "harvester", "harvester-system"),
+        named("v1", "Service", "ingress-expose", "kube-system"),
+        {**head, **pool("machines")},
+        named("v1", "Node", "host"),
+    )
+    harvester.denied = {("create", "virtualmachines")} if denied else set()
     builder = Builder()
     objects = builder.objects()
     stranger = Builder("blog")
@@ -350,6 +391,63 @@ async def test_all_that_checks_need_of_a_harvester_is_read(
     assert {cluster_name(obj) for obj in facts.machines} == {"shop"}
     assert (facts.recorded_owners is not None) is has_owners
     assert [report.name for report in facts.pools] == (["machines"] if has_owners else [])
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "rejected"),
+    [
+        (Unauthorized(401, "Unauthorized", "expired"), "it rejects the credentials: ", True),
+        (Unreachable("no route"), "it is unreachable: no route", False),
+        (Forbidden(403, "Forbidden", "cannot list"), "it refuses requests: ", False),
+        (TimeoutError(), f"no answer within {HARVESTER_SECONDS:.0f} s", False),
+    ],
+)
+async def test_a_harvester_that_cannot_be_read_says_why(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, words: str, rejected: bool
+) -> None:
+    async def read_harvester(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(reading, "read_harvester", read_harvester)
+    (facts,) = await reading.read_harvester_facts(
+        cast("ApiClient", ManagementServer(identity())), ManagementObjects(), [Key("team", "identity")], "team"
+    )
+    assert facts.error.startswith(words)
+    assert (facts.objects, facts.rejected) == (None, rejected)
+
+
+@pytest.mark.parametrize("error", [Unreachable("no route"), TimeoutError()])
+async def test_a_harvester_that_stops_to_answer_counts_as_one_that_never_did(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    lend_harvester(monkeypatch)
+
+    async def find_denied(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(reading.rights, "find_denied", find_denied)
+    management = ManagementServer(identity())
+    identities = [Key("team", "identity")]
+    (facts,) = await reading.read_harvester_facts(cast("ApiClient", management), ManagementObjects(), identities, "a")
+    assert facts.kubeconfig is not None
+    assert (bool(facts.error), facts.objects) == (True, None)
+
+
+async def test_what_a_harvester_refuses_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    harvester = lend_harvester(monkeypatch, named("v1", "Node", "host"), named("v1", "Service", "x", "kube-system"))
+
+    async def refuse(*_: Any) -> Any:
+        raise Forbidden(403, "Forbidden", "cannot review")
+
+    monkeypatch.setattr(reading.rights, "find_denied", refuse)
+    for refused in ("get Deployment", "list Deployment", "get Service", "list IPPool"):
+        harvester.errors[refused] = Forbidden(403, "Forbidden", f"cannot {refused}")
+    management = ManagementServer(identity())
+    identities = [Key("team", "identity")]
+    (facts,) = await reading.read_harvester_facts(cast("ApiClient", management), ManagementObjects(), identities, "a")
+    assert facts.objects is not None
+    assert [key_of(obj).name for obj in facts.objects.hosts] == ["host"]
+    assert (facts.error, facts.denied, facts.deployment, facts.ingress, facts.pools) == ("", None, None, None, ())
 
 
 async def test_a_server_that_answers_something_else_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from caphv import data
 from caphv.runtime.client import ApiClient
-from operations.doctor.rights import Right, describe, find_denied, needed_rights
+from operations.doctor.rights import Right, describe, find_denied, needed_rights, optional_flags
 
 CREATE_VM = Right("vms", "kubevirt.io", "virtualmachines", "create")
 VM_STATE = Right("vms", "subresources.kubevirt.io", "virtualmachines/start", "update")
@@ -75,3 +76,21 @@ def test_what_the_shipped_role_calls_optional_is_not_needed() -> None:
     assert len(optional) >= 3
     needed = {(right.group, right.resource) for right in needed_rights([])}
     assert needed.isdisjoint(optional)
+
+
+IMPORT = Right("pictures", "harvesterhci.io", "virtualmachineimages", "create")
+BACK_UP = Right("vms", "harvesterhci.io", "virtualmachinebackups", "create")
+
+
+@pytest.mark.parametrize(
+    ("rights", "flags"),
+    [
+        ([], ""),
+        ([IMPORT, replace(IMPORT, verb="get")], " --import-images pictures"),
+        ([replace(IMPORT, namespace="vms"), IMPORT], " --import-images pictures --import-images vms"),
+        ([BACK_UP], " --back-up-vms"),
+        ([IMPORT, BACK_UP], " --import-images pictures --back-up-vms"),
+    ],
+)
+def test_a_remedy_grants_only_the_optional_rights_that_are_missing(rights: list[Right], flags: str) -> None:
+    assert optional_flags(rights) == flags

@@ -183,9 +183,29 @@ def test_a_job_counts_once_and_a_cleanup_keeps_nothing() -> None:
     assert checked(named, jobs=jobs) == []
 
 
+@pytest.mark.parametrize("absent", [{"retain": None}, {"retain": 0}, {"task": "snapshot-delete"}, {"task": None}])
+@pytest.mark.parametrize(("retain", "wrong"), [(250, False), (251, True)])
+def test_a_job_that_keeps_no_snapshots_adds_none(absent: dict[str, Any], retain: int, wrong: bool) -> None:
+    other = job("other", 100, "snapshot", "default")
+    other["spec"] |= absent
+    assert bool(checked(storage_class(), jobs=[job("a", retain, "snapshot", "default"), other])) is wrong
+
+
+@pytest.mark.parametrize(("retain", "wrong"), [(248, False), (249, True)])
+def test_snapshots_of_backups_count_too(retain: int, wrong: bool) -> None:
+    jobs = [job("hourly", 1, "backup", "default"), job("daily", retain, "snapshot", "default")]
+    assert bool(checked(storage_class(), jobs=jobs)) is wrong
+
+
 def test_volumes_without_a_job_run_the_default_group() -> None:
     assert len(checked(storage_class(), jobs=[job("a", 251, "snapshot", "default")])) == 1
     assert checked(storage_class(), jobs=[job("a", 251)]) == []
+
+
+def test_volumes_that_select_only_jobs_that_do_not_exist_run_none() -> None:
+    named = storage_class(recurringJobSelector=selector(("hourly", False)))
+    (only,) = checked(named, jobs=[job("a", 251, "snapshot", "default")])
+    assert only.message.endswith("do not exist: hourly")
 
 
 @pytest.mark.parametrize("text", ["{", '"x"', "[1]", '[{"isGroup": true}]'])

@@ -76,6 +76,22 @@ def test_workers_without_a_topology_may_keep_their_version() -> None:
     assert only(builder.objects()).state is State.PROGRESSING
 
 
+def test_a_cluster_without_a_topology_has_the_version_of_its_control_plane() -> None:
+    builder = Builder()
+    builder.control_plane["spec"]["version"] = "v1.36.10+rke2r1"
+    assert only(builder.objects()).version == VERSION
+    del builder.cluster["spec"]["topology"]
+    assert only(builder.objects()).version == "v1.36.10+rke2r1"
+
+
+def test_machines_of_groups_that_name_no_version_are_not_replaced() -> None:
+    builder = Builder(workers=0)
+    del builder.cluster["spec"]["topology"]
+    del builder.control_plane["spec"]["version"]
+    cluster = only(builder.objects())
+    assert (cluster.version, cluster.versions, cluster.state) == ("", (VERSION,), State.AVAILABLE)
+
+
 def test_an_upgrade_shows_all_versions_oldest_first() -> None:
     builder = Builder()
     builder.machines["cp-1"]["spec"]["version"] = "v1.36.10+rke2r1"

@@ -145,9 +145,18 @@ async def test_cluster_waits_for_a_domain_that_its_spec_names(monkeypatch: pytes
     await case.reconcile()
     assert case.condition("InfrastructureReady") == ("False", "InfrastructureProvisioningFailed")
     assert ("Warning", "InfrastructureProvisioningFailed") in case.events
+    message = "spec.controlPlaneFailureDomains is zone-3: choose from those of Harvester: zone-1"
+    assert message in {condition.get("message") for condition in case.obj["status"]["conditions"]}
     case.harvester.put({"apiVersion": "v1", "kind": "Node", **host("b", "zone-3")})
     await case.reconcile()
     assert case.condition("InfrastructureReady")[1] != "InfrastructureProvisioningFailed"
+
+
+async def test_cluster_says_that_there_are_no_domains(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = MemoryCase(monkeypatch, controlPlaneFailureDomains=["zone-3"])
+    await case.reconcile()
+    message = "spec.controlPlaneFailureDomains is zone-3: choose from those of Harvester: none"
+    assert message in {condition.get("message") for condition in case.obj["status"]["conditions"]}
 
 
 async def test_domains_in_use_that_are_lost_or_cordoned_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,3 +107,13 @@ async def test_cluster_with_machines_is_left_alone(monkeypatch: pytest.MonkeyPat
     add_other(case, status=PROVISIONED)
     await case.reconcile()
     assert len(case.harvester.stored(SERVICES)) == 1
+
+
+async def test_cluster_that_has_run_is_left_alone_without_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = MemoryCase(monkeypatch)
+    case.management.put({**case.obj, "status": PROVISIONED})
+    add_other(case, status=PROVISIONED)
+    add_vm(case, "elsewhere.demo")
+    await case.reconcile()
+    assert case.condition("InfrastructureReady")[1] != "ClusterNameTaken"
+    assert len(case.harvester.stored(SERVICES)) == 1

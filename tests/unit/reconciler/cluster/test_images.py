@@ -322,6 +322,17 @@ async def test_failed_request_keeps_no_other_phase_from_its_work(error: RequestE
     assert cluster.events == []
 
 
+async def test_image_that_was_refused_is_named_while_harvester_does_not_answer() -> None:
+    harvester = Harvester(Invalid(422, "Invalid", "displayName is not valid"))
+    cluster = Cluster(harvester, ENTRY)
+    await cluster.reconcile()
+    harvester.refusal = Unreachable("x")
+    cluster.spec["images"].insert(0, {**ENTRY, "name": "default/first"})
+    _, reason, message = await cluster.message()
+    assert reason == "ImageImportFailed"
+    assert "default/sles: Harvester refuses the import: displayName is not valid" in message
+
+
 async def test_bad_checksum_is_a_failure_with_the_message_of_harvester() -> None:
     cluster = Cluster(Harvester(), ENTRY)
     await cluster.reconcile()

@@ -66,6 +66,18 @@ async def test_a_connection_that_was_known_in_between_begins_a_new_grace_period(
         assert case.condition("HarvesterConnectionReady")[0] == "True"
 
 
+async def test_a_cluster_that_is_not_ready_keeps_its_reason_while_caches_are_filled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = MemoryCase(monkeypatch)
+    await case.reconcile()
+    assert case.condition("LoadBalancerReady") == ("False", "InfrastructureProvisioningInProgress")
+    before = case.obj["status"]
+    case.session.is_settled = False
+    await case.reconcile()
+    assert case.obj["status"] == before
+
+
 async def test_machines_are_requeued_when_the_connection_is_lost_and_when_it_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -138,6 +138,34 @@ async def test_described_pools_are_created_and_named_in_the_spec(monkeypatch: py
     assert case.harvester.stored(resources.IP_POOLS) == []
 
 
+NETWORK = {"ipPool": RANGE, "gateway": "10.0.0.1", "subnetMask": "255.0.0.0"}
+
+
+@pytest.mark.parametrize(
+    ("field", "config"),
+    [
+        ("vmNetworkConfig", {**NETWORK, "ipPoolRef": "given"}),
+        ("vmNetworkConfig", {**NETWORK, "ipPoolRefs": ["given"]}),
+        ("loadBalancerConfig", {"ipamType": "pool", "ipPool": RANGE, "ipPoolRef": "given"}),
+    ],
+)
+async def test_no_described_pool_is_created_if_the_spec_names_one(
+    monkeypatch: pytest.MonkeyPatch, field: str, config: dict[str, Any]
+) -> None:
+    case = MemoryCase(monkeypatch, **{field: config})
+    await case.reconcile()
+    assert case.harvester.stored(resources.IP_POOLS) == []
+    assert case.obj["spec"][field] == config
+
+
+async def test_a_described_pool_that_has_no_addresses_is_an_error_of_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = MemoryCase(monkeypatch, vmNetworkConfig={**NETWORK, "ipPool": {**RANGE, "subnet": "10.0.0.0/99"}})
+    assert await case.reconcile() is None, "only another spec helps"
+    assert case.condition("VMIPPoolReady") == ("False", "VMIPPoolCreationFailed")
+    assert case.events.count(("Warning", "VMIPPoolCreationFailed")) == 1
+    assert case.harvester.stored(resources.IP_POOLS) == []
+
+
 @pytest.mark.parametrize(
     ("error", "condition"),
     [
@@ -148,7 +176,7 @@ async def test_described_pools_are_created_and_named_in_the_spec(monkeypatch: py
 async def test_refused_pool_is_tried_again_in_a_minute(
     monkeypatch: pytest.MonkeyPatch, error: ApiError, condition: tuple[str, str]
 ) -> None:
-    case = MemoryCase(monkeypatch, vmNetworkConfig={"ipPool": RANGE, "gateway": "10.0.0.1", "subnetMask": "255.0.0.0"})
+    case = MemoryCase(monkeypatch, vmNetworkConfig=NETWORK)
     case.harvester.errors["create IPPool"] = error
     assert await case.reconcile() == 60.0
     assert case.condition("VMIPPoolReady") == condition

@@ -125,6 +125,24 @@ async def test_a_resume_that_waits_for_long_names_the_way_out(monkeypatch: pytes
     assert "kubectl patch cluster demo -n team" in message_of(case)
 
 
+@pytest.mark.parametrize("is_parked_again", [True, False])
+async def test_a_resume_that_has_ended_names_no_way_out(monkeypatch: pytest.MonkeyPatch, is_parked_again: bool) -> None:
+    case = await ready(monkeypatch)
+    resume(case)
+    add_vm(case, "w")
+    add_node(case, "w", ready=False, **HELD)
+    await case.reconcile()
+    case.scope().memory.resume_since = time.monotonic() - 900
+    if is_parked_again:
+        park(case)
+    else:
+        resume(case, paused=False)
+    await case.reconcile()
+    assert "waiting for" in message_of(case)
+    assert "end the pause" not in message_of(case)
+    assert case.scope().memory.resume_since is None, "the next one has its own time"
+
+
 @pytest.mark.parametrize("answers", [True, False])
 async def test_a_resume_says_why_a_vm_does_not_run(monkeypatch: pytest.MonkeyPatch, *, answers: bool) -> None:
     """As with cordoned hosts, where only the silence of the workload API was reported."""
