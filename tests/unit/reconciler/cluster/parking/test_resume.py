@@ -132,7 +132,7 @@ async def test_a_resume_that_has_ended_names_no_way_out(monkeypatch: pytest.Monk
     add_vm(case, "w")
     add_node(case, "w", ready=False, **HELD)
     await case.reconcile()
-    case.scope().memory.resume_since = time.monotonic() - 900
+    case.scope().memory.parking.resume_since = time.monotonic() - 900
     if is_parked_again:
         park(case)
     else:
@@ -140,7 +140,7 @@ async def test_a_resume_that_has_ended_names_no_way_out(monkeypatch: pytest.Monk
     await case.reconcile()
     assert "waiting for" in message_of(case)
     assert "end the pause" not in message_of(case)
-    assert case.scope().memory.resume_since is None, "the next one has its own time"
+    assert case.scope().memory.parking.resume_since is None, "the next one has its own time"
 
 
 @pytest.mark.parametrize("answers", [True, False])
