@@ -203,4 +203,4 @@ async def test_a_move_onto_itself_and_without_a_target_is_refused(environment: E
     assert (result.exit_code, "source and target are the same" in result.output) == (1, True)
     assert not (await case.get(CLUSTERS, case.name))["spec"].get("paused")
     result = await asyncio.to_thread(CliRunner().invoke, cli, ["move", ref])
-    assert (result.exit_code, "name the new management cluster" in result.output) == (2, True)
+    assert (result.exit_code, "name the target management cluster" in result.output) == (2, True)

@@ -169,7 +169,7 @@ async def test_a_deletion_that_harvester_blocks_is_explained_and_forced(case: Ca
 
     await case.ask_deletion(HARVESTER_MACHINES, "blocked")
     await case.ask_deletion(MACHINES, "blocked")
-    await case.until(HARVESTER_MACHINES, "blocked", is_false("VMProvisioningReady", "HarvesterConnectionFailed"))
+    await case.until(HARVESTER_MACHINES, "blocked", is_false("VMProvisioningReady", "HarvesterAuthenticationFailed"))
     _, text = await run(case, tmp_path, "delete", ref, "--explain")
     assert "HarvesterMachine/blocked waits for: Harvester" in text
 
