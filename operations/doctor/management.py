@@ -176,10 +176,8 @@ def _check_absent_provider(facts: ManagementFacts, place: str, now: datetime) ->
     if not facts.has_namespace:
         return skipped("provider", SUBJECT, f"{place} does not exist; {other}")
 
-    spec = (facts.lease or {}).get("spec") or {}
-    holder = spec.get("holderIdentity")
-    renewed_at = time_of(spec.get("renewTime"))
-    if holder and renewed_at and (now - renewed_at).total_seconds() <= _LEASE_SECONDS:
+    if facts.lease and _is_active(facts.lease, now):
+        holder = text_at(facts.lease, "spec", "holderIdentity")
         return skipped("provider", SUBJECT, f"{place} does not exist: {holder} runs without it")
 
     message = f"{place} does not exist, although its namespace does: nothing manages the clusters"
@@ -219,7 +217,8 @@ def _check_lease(facts: ManagementFacts, now: datetime) -> Check:
         message = f"{lease} was renewed {int(-age)} seconds in the future: clocks differ"
         remedy = "Synchronize the clocks of this machine and the cluster"
         return Check("clock", SUBJECT, Result.WARNING, message=message, remedy=remedy)
-    if others := _active_leases(facts.other_leases, now):
+    others = sorted(str(key_of(other)) for other in facts.other_leases if _is_active(other, now))
+    if others:
         message = f"{lease} and {', '.join(others)} are renewed: several providers are active"
         remedy = (
             "Remove all but one: a Lease excludes providers of its own namespace only, the Go "
@@ -229,15 +228,15 @@ def _check_lease(facts: ManagementFacts, now: datetime) -> Check:
     return ok("leader", SUBJECT, f"{holder} holds {lease}")
 
 
-def _active_leases(leases: list[Obj], now: datetime) -> list[str]:
-    """Return the names of the Leases that were renewed a short time ago."""
-    active = []
-    for lease in leases:
-        renewed_at = time_of(text_at(lease, "spec", "renewTime"))
-        has_holder = bool(at(lease, "spec", "holderIdentity"))
-        if has_holder and renewed_at and (now - renewed_at).total_seconds() <= _LEASE_SECONDS:
-            active.append(str(key_of(lease)))
-    return sorted(active)
+def _is_active(lease: Obj, now: datetime) -> bool:
+    """Return whether a Lease has a holder, which renewed it a short time ago."""
+    renewed_at = time_of(text_at(lease, "spec", "renewTime"))
+    has_holder = bool(at(lease, "spec", "holderIdentity"))
+    return (
+        has_holder
+        and renewed_at is not None
+        and (now - renewed_at).total_seconds() <= _LEASE_SECONDS
+    )
 
 
 def _check_webhooks(facts: ManagementFacts) -> Iterator[Check]:
