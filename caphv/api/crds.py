@@ -11,6 +11,7 @@ and `x-caphv-crd` are explained in `schemas/definitions.json`.
 import json
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import yaml
 from caphv import data
 from caphv.api import generated
 from caphv.api.bounds import with_bounds
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 
 # The C emitter is an optional part of PyYAML.
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -69,6 +70,36 @@ def kinds_of_files() -> list[Obj]:
         if "x-caphv-file" in schema
     ]
     return list(json.loads(json.dumps(schemas)))
+
+
+def missing_fields(crd: Obj) -> list[str]:
+    """Return the fields that this release has and a CRD of a cluster lacks, as sorted paths.
+
+    The API server drops such fields without a word. A field of a missing field is left out.
+
+    :param crd: the CustomResourceDefinition of one of our kinds
+    """
+    name = crd["metadata"]["name"]
+    expected = {item["metadata"]["name"]: item for item in custom_resource_definitions()}
+    served = {version["name"]: version for version in crd["spec"].get("versions") or ()}
+
+    missing = set()
+    for version in expected[name]["spec"]["versions"] if name in expected else ():
+        schema = at(served.get(version["name"]), "schema", "openAPIV3Schema")
+        missing |= set(_missing_paths(version["schema"]["openAPIV3Schema"], schema, ""))
+    return sorted(missing)
+
+
+def _missing_paths(expected: Obj, schema: object, path: str) -> Iterator[str]:
+    """Yield the paths of properties that a schema lacks, the outermost ones only."""
+    properties = at(schema, "properties") or {}
+    for name, child in (expected.get("properties") or {}).items():
+        if name in properties:
+            yield from _missing_paths(child, properties[name], f"{path}{name}.")
+        else:
+            yield f"{path}{name}"
+    if "items" in expected:
+        yield from _missing_paths(expected["items"], at(schema, "items"), f"{path[:-1]}[].")
 
 
 def render() -> dict[str, str]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from caphv.api import names, remedies
+from caphv.api.counting import name_some
+from caphv.api.crds import missing_fields
 from caphv.api.object import Obj, annotations_of, at, key_of, labels_of, text_at
 from caphv.api.supported import support
 from operations.doctor import extensions
@@ -140,6 +142,13 @@ def _check_crds(facts: ManagementFacts) -> Iterator[Check]:
                 message=message,
                 remedy="Apply the CRDs of this release",
             )
+        elif missing := missing_fields(crd):
+            message = (
+                f"CRD {name} lacks fields of this release, and the API server drops what users "
+                f"write into them: {name_some(missing)}"
+            )
+            remedy = "Apply the CRDs of this release"
+            yield Check("crds", SUBJECT, Result.ERROR, message=message, remedy=remedy)
         else:
             yield ok("crds", SUBJECT, f"CRD {name} is as Cluster API needs it")
 

@@ -352,3 +352,22 @@ def test_every_list_map_and_text_of_a_spec_has_an_upper_bound(plural: str) -> No
                 assert "maxProperties" in node, path
             if node.get("type") == "string" or "x-kubernetes-int-or-string" in node:
                 assert {"maxLength", "enum"} & node.keys(), path
+
+
+def test_older_crds_lack_the_fields_that_a_release_has_added() -> None:
+    crd = crds.custom_resource_definitions()[-1]
+    assert crds.missing_fields(crd) == []
+
+    for version in crd["spec"]["versions"]:
+        template = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["template"]
+        spec = template["properties"]["spec"]["properties"]
+        # A missing field counts once, without the fields in it.
+        del spec["guestConfig"]
+        del spec["networkInterfaces"]["items"]["properties"]["mtu"]
+    path = "spec.template.spec"
+    assert crds.missing_fields(crd) == [f"{path}.guestConfig", f"{path}.networkInterfaces[].mtu"]
+
+    # The API server serves none of the fields of a version that a CRD does not contain.
+    crd["spec"]["versions"].pop()
+    assert "spec" in crds.missing_fields(crd)
+    assert crds.missing_fields({"metadata": {"name": "others.example.com"}, "spec": {}}) == []

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from caphv.api.crds import custom_resource_definitions
 from caphv.api.object import Key, Obj
 from operations.doctor import fleet, management
 from operations.read.objects import Unseen
@@ -93,6 +94,15 @@ def test_a_missing_provider_is_an_error_where_its_namespace_exists() -> None:
 def test_crd_of_the_go_provider_leads_to_the_step_that_removes_its_webhook() -> None:
     check = one(management.checks(facts(crds=[crd("Webhook")]), NOW), "crds")
     assert "step 1 of docs/migration.md" in check.remedy
+
+
+def test_crd_of_an_older_release_names_the_fields_that_it_lacks() -> None:
+    older = custom_resource_definitions()[0]
+    for version in older["spec"]["versions"]:
+        del version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["identityRef"]
+    check = one(management.checks(facts(crds=[older]), NOW), "crds")
+    assert (check.result, "write into them: spec.identityRef" in check.message) == (Result.ERROR, True)
+    assert check.remedy == "Apply the CRDs of this release"
 
 
 def test_cert_manager_is_checked_only_where_it_issues_the_certificate() -> None:
