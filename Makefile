@@ -25,12 +25,13 @@ STAGES := MAKE="$(MAKE)" $(BIN)/python tools/ci/stages.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup programs tools demo test test-quick test-long test-unit test-integration test-e2e test-clusters test-timing test-smoke coverage mutants e2e-live lint lint-code format generate bench bench-webhook bench-packager build wheel release docker-build docker-push docs headlamp deploy lock clean
+.PHONY: help setup programs tools demo test test-quick test-long test-long-unit test-long-clusters test-long-timing test-unmodified-core test-unit test-integration test-e2e test-clusters test-timing test-smoke coverage mutants e2e-live lint lint-code format generate bench bench-webhook bench-packager build wheel release docker-build docker-push docs headlamp deploy lock clean
 
 help: ## List all tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/project.stamp ## Create .venv with the project and its dependencies (.venv/bin/caphv)
+	@$(if $(filter setup,$(MAKECMDGOALS)),echo 'Next: . $(BIN)/activate && caphv sandbox up',:)
 
 # Before the tests, because a build takes longer than any test may.
 programs: setup ## Build etcd, kube-apiserver and the Cluster API core unless they exist
@@ -51,10 +52,24 @@ test: setup ## Run all checks and all tests, and say how long each stage took
 test-quick: setup ## Run before each commit: code checks, unit tests, and a few tests against a kube-apiserver
 	@$(STAGES) lint-code programs test-unit test-smoke
 
-test-long: programs tools ## Run the long variants of tests, and the e2e tests with the unmodified Cluster API core
-	CAPHV_TEST_LONG=yes $(PYTEST) tests/unit $(UNIT_PARALLEL) --timeout=0 --junitxml=$(REPORTS)/unit-long.xml
-	CAPHV_TEST_LONG=yes $(PYTEST) tests -m long --timeout=0 --junitxml=$(REPORTS)/long.xml
-	CAPHV_SANDBOX_CORE=cluster-api-core $(PYTEST) tests/e2e $(PARALLEL) --junitxml=$(REPORTS)/e2e-unmodified-core.xml
+test-long: setup ## Run the long variants of tests, and the e2e tests with the unmodified Cluster API core
+	@$(STAGES) programs tools test-long-unit test-long-clusters test-long-timing test-unmodified-core
+
+test-long-unit: export CAPHV_TEST_LONG = yes
+test-long-unit: setup
+	$(PYTEST) tests/unit $(UNIT_PARALLEL) --timeout=0 --junitxml=$(REPORTS)/long-unit.xml
+
+test-long-clusters: export CAPHV_TEST_LONG = yes
+test-long-clusters: programs tools
+	$(PYTEST) tests/integration tests/e2e -m 'long and not timing' $(PARALLEL) --timeout=0 --junitxml=$(REPORTS)/long-clusters.xml
+
+test-long-timing: export CAPHV_TEST_LONG = yes
+test-long-timing: programs
+	$(PYTEST) tests/integration -m 'long and timing' --timeout=0 --junitxml=$(REPORTS)/long-timing.xml
+
+test-unmodified-core: export CAPHV_SANDBOX_CORE = cluster-api-core
+test-unmodified-core: programs tools
+	$(PYTEST) tests/e2e $(PARALLEL) --junitxml=$(REPORTS)/unmodified-core.xml
 
 test-unit: setup ## Test pure functions: no process, no network
 	$(PYTEST) tests/unit $(UNIT_PARALLEL) --durations=10 --junitxml=$(REPORTS)/unit.xml
