@@ -154,15 +154,15 @@ async def test_what_a_deleted_cluster_left_behind_is_deleted(case: Case, person:
 
 
 async def test_a_machine_without_a_node_is_replaced_by_its_owner(case: Case, person: Person) -> None:
-    """The test is the core here, which tests/e2e runs for real."""
+    """The test is the core here, which tests/e2e runs for real. The provider of RKE2 names a Machine as it likes."""
     await case.ready_cluster()
-    await case.ready_machine("lost")
+    await case.ready_machine("lost", machine_name="lost-machine")
     await case.ask_deletion(kinds.VIRTUAL_MACHINES, "lost")
     await case.until(HARVESTER_MACHINES, "lost", is_false("VMProvisioningReady", "MachineNotFound"))
     output = await person.sees(f"caphv status {reference(case)}", status=1)
     follows = asyncio.create_task(person.follows(remedies.DELETE_MACHINE, output))
-    await case.until(MACHINES, "lost", lambda obj: obj["metadata"].get("deletionTimestamp"))
-    await case.delete_machine("lost")
+    await case.until(MACHINES, "lost-machine", lambda obj: obj["metadata"].get("deletionTimestamp"))
+    await case.delete_machine("lost", "lost-machine")
     await follows
     assert "lost" not in await person.sees(f"caphv status {reference(case)}")
 

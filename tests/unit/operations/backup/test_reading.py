@@ -9,7 +9,8 @@ import pytest
 
 from caphv.api.object import Key, Obj
 from caphv.runtime.client import ApiClient
-from operations.backup.reading import read_backup
+from operations.backup.reading import kinds_to_copy, read_backup
+from operations.read.management import NoClusterApiError
 from operations.status.query import Query
 from tests.support.backup import made, whole_cluster
 from tests.support.clusterclasses import objects as class_objects
@@ -42,6 +43,11 @@ def topology_cluster() -> Obj:
         "metadata": {"name": "shop", "namespace": "team"},
         "spec": {"topology": topology},
     }
+
+
+async def test_a_server_without_cluster_api_has_nothing_to_save() -> None:
+    with pytest.raises(NoClusterApiError, match="is it the management cluster"):
+        await kinds_to_copy(cast("ApiClient", MemoryServer()))
 
 
 async def test_clusters_that_rancher_provisions_are_read_only_if_named() -> None:
