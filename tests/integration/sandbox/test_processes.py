@@ -5,9 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from sandbox.processes import binaries, gobuild
@@ -96,7 +96,10 @@ def test_a_taken_port_is_recognised(tmp_path: Path) -> None:
     with processes.socket.socket() as holder:
         holder.bind(("127.0.0.1", port))
         process = processes.start(tmp_path, "late", [sys.executable, "-c", script])
-        psutil.Process(process.pid).wait(10)
+        # A process that has exited may no longer exist, so psutil cannot wait for it.
+        deadline = time.monotonic() + 60
+        while process.alive and time.monotonic() < deadline:
+            time.sleep(0.05)
     # CPython words it like Go but for the capital.
     process.log.write_text(process.log.read_text().lower())
     assert processes.port_was_taken(process)
