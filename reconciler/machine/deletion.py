@@ -41,7 +41,7 @@ async def delete_machine(scope: MachineScope) -> None:
 
     namespace = scope.require_current_namespace()
     vm = namespace.vms.get(scope.target_namespace, scope.name)
-    if vm is None and scope.memory.deletion.vm_deleted_at is None:
+    if vm is None and not scope.memory.deletion.vm_deletion_requested:
         # The cache may lag behind, and a VM that is missed here would stay forever.
         vm = await scope.live_vm()
     is_ours = vm is None or owner_of_vm(scope, vm) is VmOwner.MACHINE
@@ -93,7 +93,7 @@ async def _wait_for_stop(scope: MachineScope, namespace: TargetNamespace) -> Non
     instance = namespace.instances.get(scope.target_namespace, scope.name)
     # KubeVirt keeps a VM until its instance is deleted. If this process has not followed the
     # deletion of the VM, read the instance from Harvester, because the cache may lag behind.
-    if instance is None and scope.memory.deletion.vm_deleted_at is None:
+    if instance is None and not scope.memory.deletion.vm_deletion_requested:
         instance = await namespace.instances.read(scope.target_namespace, scope.name)
     if instance:
         message = f"waiting for VirtualMachineInstance {scope.name} on Harvester to stop"

@@ -70,7 +70,7 @@ async def _request_deletion(scope: MachineScope, namespace: TargetNamespace, vm:
     answer = await scope.session().client.delete(
         resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, uid=vm["metadata"]["uid"]
     )
-    scope.memory.deletion.vm_deleted_at = time.monotonic()
+    scope.memory.deletion.vm_deletion_requested = True
     scope.memory.deletion.vm_owner = recorded_owner(vm)
     if namespace.vms.observe_deletion(scope.target_namespace, scope.name, answer):
         return True

@@ -183,7 +183,7 @@ async def test_vm_that_was_deleted_here_is_not_read_again() -> None:
     scope, harvester = scope_of(pool=pool("10.0.0.1", "manageme"))
     harvester.client = Client(refuses=False)
     instances = scope.namespace().instances = Instances()
-    scope.memory.deletion.vm_deleted_at = 1.0
+    scope.memory.deletion.vm_deletion_requested = True
     await deletion.delete_machine(scope)
     assert harvester.client.reads == ["Secret"]
     assert instances.reads == 0

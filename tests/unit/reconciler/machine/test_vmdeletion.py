@@ -45,7 +45,7 @@ NAMESAKE = Owner("HarvesterMachine", "other-team", "one", "uid-namesake", "manag
 async def test_secret_is_deleted_with_the_vm_only_if_it_belonged_to_it(owner: Owner | None, deleted: bool) -> None:
     """A later step may have failed, and another machine may have created its Secret since."""
     scope, harvester = scope_of()
-    scope.memory.deletion.vm_deleted_at, scope.memory.deletion.vm_owner = 1.0, FORMER
+    scope.memory.deletion.vm_deletion_requested, scope.memory.deletion.vm_owner = True, FORMER
     harvester.client = Client(refuses=False, secret=secret_of(owner))
     await deletion.delete_machine(scope)
     assert harvester.client.deleted == ([SECRET] if deleted else [])
@@ -177,13 +177,13 @@ async def test_finalizer_that_holds_a_disk_is_named_once_it_had_time_to_go() -> 
     held = disk("one-disk-0-abcde")
     held["metadata"] |= {"finalizers": ["kubernetes.io/pvc-protection"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
     scope, _ = scope_with(unrecorded(vm_of("one", "other")), slim.claim(held))
+    with pytest.raises(Blocked, match=r"to be deleted: one-disk-0-abcde$"):
+        await deletion.delete_machine(scope)
+
+    scope.memory.deletion.vm_absent_since = time.monotonic() - 16
     with pytest.raises(Blocked, match=r"one-disk-0-abcde \(finalizer kubernetes.io/pvc-protection\)") as blocked:
         await deletion.delete_machine(scope)
     assert blocked.value.warn, "an Event tells of it"
-
-    scope.memory.deletion.vm_deleted_at = time.monotonic() - 6
-    with pytest.raises(Blocked, match=r"to be deleted: one-disk-0-abcde$"):
-        await deletion.delete_machine(scope)
 
 
 async def test_vm_whose_other_fields_no_cache_keeps_is_read_before_it_is_deleted() -> None:
