@@ -23,7 +23,7 @@ from reconciler.machine.etcd import remove_etcd_member
 from reconciler.machine.guestinterfaces import recorded_addresses
 from reconciler.machine.scope import MachineScope, Outage, outage_of
 from reconciler.machine.vmbackup import back_up_replaced
-from reconciler.machine.vmdeletion import delete_vm
+from reconciler.machine.vmdeletion import delete_vm, instance_remains
 from reconciler.triggers import Delay, Watched
 
 # Seconds that the cluster gets to record what its guest created.
@@ -55,7 +55,7 @@ async def delete_machine(scope: MachineScope) -> None:
         if vm is not None:
             _require_recorded_guest(scope)
             await delete_vm(scope, namespace, vm)
-        await _wait_for_stop(scope, namespace)
+        await _require_stopped_guest(scope, namespace)
     await delete_disks(scope, namespace, is_ours=is_ours)
     if is_ours:
         await _delete_secret(scope)
@@ -88,7 +88,7 @@ def _require_recorded_guest(scope: MachineScope) -> None:
             raise scope.in_progress(message, recorded, Delay(patience))
 
 
-async def _wait_for_stop(scope: MachineScope, namespace: TargetNamespace) -> None:
+async def _require_stopped_guest(scope: MachineScope, namespace: TargetNamespace) -> None:
     """Raise `Blocked` while an instance of a VM that no longer exists still runs."""
     instance = namespace.instances.get(scope.target_namespace, scope.name)
     # KubeVirt keeps a VM until its instance is deleted. If this process has not followed the
@@ -97,7 +97,7 @@ async def _wait_for_stop(scope: MachineScope, namespace: TargetNamespace) -> Non
         instance = await namespace.instances.read(scope.target_namespace, scope.name)
     if instance:
         message = f"waiting for VirtualMachineInstance {scope.name} on Harvester to stop"
-        raise scope.in_progress(message, Watched.VM)
+        raise instance_remains(scope, instance, message)
 
 
 def _is_unused_orphan(scope: MachineScope) -> bool:

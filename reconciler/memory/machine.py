@@ -41,6 +41,9 @@ class DeletionMemory:
     # Whether the etcd member was removed while the deletion continues. Without it, the members are
     # listed again.
     member_removed: bool = False
+    # When the deletion began to wait for the instance to stop. Without it, an instance that stays
+    # is reported later.
+    vm_stopping_since: float | None = None
     # When a VM in deletion was found without an instance. Without it, the VM is halted later.
     vm_stopped_at: float | None = None
     # Whether this process had the VM deleted. Without it, Harvester is asked again whether VM and
