@@ -79,6 +79,7 @@ class MachineReconciler:
 
         Raises `ApiError`, `Unreachable` for a retry.
         """
+        self._context.topics.unsubscribe_all(self._context.queues.machines, key)
         obj = self._context.caches.harvester_machines.get(*key)
         if obj is None:
             memory = self._context.memory.forget_machine(key)
