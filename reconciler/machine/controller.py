@@ -8,12 +8,13 @@ The life of a machine, in this order (modules of this package):
 4. `ensurevm`: find the VM, adopt it, or create it (`create`): `vminputs`, `quota`, `bootstrap`,
    `addresses`, `vm`.
 5. `node`: a Node that exists already is initialized before the VM reports anything.
-6. `inplace`: the VM follows an update in place; `status` reports drift. A new machine does this
+6. `inplace`: the VM follows an update in place; `report` reports drift. A new machine does this
    after step 8.
-7. `running`: wait until the VM runs and has an address.
+7. `running`: the VM runs and has an address.
 8. `node`: set the providerID.
 9. The machine is ready; `node` sets taint, zone and region of its Node.
-10. `deletion`: etcd member, VM, disks, Secret, addresses; then IPAddressClaims and the finalizer.
+10. `deletion`: backup of a replaced VM, etcd member, VM, disks, Secret, addresses; then
+    IPAddressClaims and the finalizer.
 
 Each step is idempotent. A step raises `Blocked` to end the reconcile until its trigger requeues the
 machine, and `ApiError` or `Unreachable` for a retry with back-off. A failed machine is not
