@@ -43,7 +43,7 @@ from reconciler.machine.handover import ensure_handover
 from reconciler.machine.inplace import follow_update
 from reconciler.machine.node import initialize_node, set_provider_id
 from reconciler.machine.report import report_drift
-from reconciler.machine.running import wait_for_running_vm
+from reconciler.machine.running import VmAvailability, ensure_running_vm
 from reconciler.machine.scope import MachineScope, ProvisioningScope
 from reconciler.memory.periods import GRACE_SECONDS
 from reconciler.statusdraft import StatusDraft
@@ -206,7 +206,7 @@ class MachineReconciler:
             # Report drift before a step may end this reconcile, because an edit of the VM may be
             # the reason why it does not run.
             vm = await _follow_spec(scope, vm, vmi)
-        if not await wait_for_running_vm(scope, vm, vmi):
+        if await ensure_running_vm(scope, vm, vmi) is VmAvailability.SHORTLY_DOWN:
             return  # the machine stays ready, and its status stays as it was
 
         provider_id = await set_provider_id(scope, vm, vmi or {})
