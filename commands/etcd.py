@@ -185,7 +185,6 @@ class _Answer:
 
     client: ApiClient
     pod: Obj
-    program: tuple[str, ...]
     members: list[Member]
 
 
@@ -207,7 +206,7 @@ async def _read_members_and_stuck_machines(
 
     objects: list[Obj] = []
     cluster = await _read_cluster(management, key, objects)
-    async with _ask_etcd(management, key, cluster) as answer:
+    async with _ask_etcd(management, key) as answer:
         members = members_with_machines(cluster, answer.members)
         nodes = {
             node["metadata"]["name"]
@@ -248,7 +247,7 @@ async def _read_members(management: ManagementOptions, key: Key) -> tuple[EtcdMe
     from operations.change.etcd import members_with_machines
 
     cluster = await _read_cluster(management, key)
-    async with _ask_etcd(management, key, cluster) as answer:
+    async with _ask_etcd(management, key) as answer:
         return members_with_machines(cluster, answer.members)
 
 
@@ -266,16 +265,15 @@ async def _remove(
     from caphv.runtime.etcd import remove_member
     from caphv.runtime.exec import ExecError
 
-    cluster = await _read_cluster(management, key)
     for member_id in sorted(ids):
         # The Pod that answered last may belong to the member that was just removed.
-        async with _ask_etcd(management, key, cluster) as answer:
+        async with _ask_etcd(management, key) as answer:
             members_by_id = {f"{member.id:x}": member for member in answer.members}
             member = members_by_id.get(member_id)
             if member is None:
                 continue  # removed meanwhile
             try:
-                await remove_member(answer.client, answer.pod, member, answer.program)
+                await remove_member(answer.client, answer.pod, member)
             except (RequestError, ExecError) as error:
                 raise CommandError(f"member {member.name} was not removed: {error}") from None
             echo(f"removed member {member.name} ({member_id})", err=to_stderr)
@@ -315,16 +313,12 @@ async def _read_cluster(
 
 
 @asynccontextmanager
-async def _ask_etcd(
-    options: ManagementOptions, key: Key, cluster: Cluster
-) -> AsyncIterator[_Answer]:
+async def _ask_etcd(options: ManagementOptions, key: Key) -> AsyncIterator[_Answer]:
     """Lend the first etcd Pod that answers. Raises `InputError` if no Pod answers."""
     from caphv.runtime.errors import RequestError
-    from caphv.runtime.etcd import ETCDCTL, ETCDCTL_KUBEADM, find_pods, list_members
+    from caphv.runtime.etcd import find_pods, list_members
     from caphv.runtime.exec import ExecError
 
-    control_planes = [group.kind for group in cluster.groups if group.kind != "MachineDeployment"]
-    program = ETCDCTL_KUBEADM if control_planes[:1] == ["KubeadmControlPlane"] else ETCDCTL
     async with workload_client(options, key) as client:
         errors = []
         try:
@@ -335,11 +329,11 @@ async def _ask_etcd(
         # The Pods of lost members do not answer, but every other Pod knows all members.
         for pod in pods:
             try:
-                etcd_members = await list_members(client, pod, program)
+                etcd_members = await list_members(client, pod)
             except (RequestError, ExecError) as error:
                 errors.append(f"Pod {pod['metadata']['name']}: {error}")
                 continue
-            yield _Answer(client, pod, program, etcd_members)
+            yield _Answer(client, pod, etcd_members)
             return
 
         hint = (

@@ -117,7 +117,8 @@ class HarvesterHandlers:
         if kind == "PersistentVolumeClaim":
             if change.new is not None:
                 return  # only the deletion of disks matters
-            # Disks have the name of their VM as a prefix.
+            # A deletion waits only for disks that have the name of their VM as a prefix. Harvester
+            # names the disks of a VM that it restores otherwise, and deletes them itself.
             name = name.rpartition("-disk-")[0]
 
         # Several machines may have this name, in other namespaces or on other Harvesters.

@@ -81,19 +81,22 @@ Subscriber = tuple[WorkQueue[Key], Key]
 class Topics:
     """Topics, such as an image or a free address, and the objects that wait for them.
 
-    They serve changes that event handlers cannot map to an object.
+    They serve changes that event handlers cannot map to an object. A subscription lasts until the
+    next reconcile of the object at most, which begins with `unsubscribe_all`.
     """
 
     def __init__(self) -> None:
         # Subscriptions are counted, because phases nest, and the end of an inner subscription must
         # not end the outer one.
         self._subscribers: dict[Hashable, Counter[Subscriber]] = defaultdict(Counter)
+        self._topics: dict[Subscriber, set[Hashable]] = defaultdict(set)
 
     def subscribe(self, queue: WorkQueue[Key], key: Key, *names: Hashable) -> Subscription:
         """Requeue a key at the next `notify` of a topic. Call this before reading its state."""
         subscriber = queue, key
         for name in names:
             self._subscribers[name][subscriber] += 1
+        self._topics[subscriber].update(names)
         return Subscription(self, names, subscriber)
 
     def unsubscribe(self, names: tuple[Hashable, ...], subscriber: Subscriber) -> None:
@@ -104,14 +107,30 @@ class Topics:
                 continue
             subscribers[subscriber] -= 1
             if subscribers[subscriber] <= 0:
-                del subscribers[subscriber]
-            if not subscribers:
-                del self._subscribers[name]
+                self._remove(name, subscriber)
+
+    def unsubscribe_all(self, queue: WorkQueue[Key], key: Key) -> None:
+        """End the subscriptions of an object, whose next reconcile subscribes as it needs."""
+        for name in list(self._topics.get((queue, key), ())):
+            self._remove(name, (queue, key))
 
     def notify(self, name: Hashable) -> None:
         """Requeue all subscribers of a topic that has changed."""
-        for queue, key in self._subscribers.pop(name, ()):
+        for queue, key in list(self._subscribers.get(name, ())):
+            self._remove(name, (queue, key))
             queue.add(key)
+
+    def _remove(self, name: Hashable, subscriber: Subscriber) -> None:
+        """Remove a subscriber from a topic."""
+        subscribers = self._subscribers[name]
+        del subscribers[subscriber]
+        if not subscribers:
+            del self._subscribers[name]
+
+        topics = self._topics[subscriber]
+        topics.discard(name)
+        if not topics:
+            del self._topics[subscriber]
 
 
 def images(harvester: str) -> Hashable:

@@ -65,24 +65,35 @@ async def find_pods(client: ApiClient, node: str = "") -> list[Obj]:
     return []
 
 
-async def list_members(
-    client: ApiClient, pod: Obj, program: Collection[str] = ETCDCTL
-) -> list[Member]:
+def etcdctl_of(pod: Obj) -> tuple[str, ...]:
+    """Return `etcdctl` with the options for the certificates that a Pod of etcd has.
+
+    kubeadm mounts their folder (kubernetes: `GetEtcdPodSpec` in
+    cmd/kubeadm/app/phases/etcd/local.go). Other Pods are RKE2's.
+    """
+    mounts = (
+        mount
+        for container in pod["spec"]["containers"]
+        for mount in container.get("volumeMounts") or ()
+    )
+    is_kubeadm = any(mount.get("mountPath") == _KUBEADM for mount in mounts)
+    return ETCDCTL_KUBEADM if is_kubeadm else ETCDCTL
+
+
+async def list_members(client: ApiClient, pod: Obj) -> list[Member]:
     """Ask one Pod for all members. Raises `ApiError`, `Unreachable`, `ExecError`."""
-    return members(await _etcdctl(client, pod, program, "member", "list", "-w", "json"))
+    return members(await _etcdctl(client, pod, "member", "list", "-w", "json"))
 
 
-async def remove_member(
-    client: ApiClient, pod: Obj, member: Member, program: Collection[str] = ETCDCTL
-) -> None:
+async def remove_member(client: ApiClient, pod: Obj, member: Member) -> None:
     """Have one Pod remove a member. Raises `ApiError`, `Unreachable`, `ExecError`."""
-    await _etcdctl(client, pod, program, "member", "remove", f"{member.id:x}")
+    await _etcdctl(client, pod, "member", "remove", f"{member.id:x}")
 
 
-async def find_leader(client: ApiClient, pod: Obj, program: Collection[str]) -> Member:
+async def find_leader(client: ApiClient, pod: Obj) -> Member:
     """Ask one Pod which member leads. Raises `ApiError`, `Unreachable`, `ExecError`."""
-    leader = leader_id(await _etcdctl(client, pod, program, "endpoint", "status", "-w", "json"))
-    for member in await list_members(client, pod, program):
+    leader = leader_id(await _etcdctl(client, pod, "endpoint", "status", "-w", "json"))
+    for member in await list_members(client, pod):
         if member.id == leader:
             return member
     raise ExecError("etcdctl endpoint status: the leader is no member")
@@ -153,11 +164,10 @@ def _member(entry: Obj) -> Member:
     )
 
 
-async def _etcdctl(client: ApiClient, pod: Obj, program: Collection[str], *arguments: str) -> bytes:
+async def _etcdctl(client: ApiClient, pod: Obj, *arguments: str) -> bytes:
     name = pod["metadata"]["name"]
-    return await pod_exec(
-        client, NAMESPACE, name, CONTAINER, [*program, *arguments], timeout=_TIMEOUT_SECONDS
-    )
+    command = [*etcdctl_of(pod), *arguments]
+    return await pod_exec(client, NAMESPACE, name, CONTAINER, command, timeout=_TIMEOUT_SECONDS)
 
 
 def _is_etcd(pod: Obj) -> bool:

@@ -89,6 +89,7 @@ class ClusterReconciler:
 
         Raises `ApiError` and `Unreachable` for a retry with back-off.
         """
+        self._context.topics.unsubscribe_all(self._context.queues.clusters, key)
         obj = self._context.caches.harvester_clusters.get(*key)
         if obj is None:
             await self._forget(key)

@@ -122,6 +122,11 @@ def owner_of_vm(scope: MachineScope, vm: Obj) -> VmOwner:
     return VmOwner.MACHINE if not recorded_uid and _has_go_mark(vm) else VmOwner.USER
 
 
+def is_another_vm(scope: MachineScope, vm: Obj) -> bool:
+    """Return whether the status names a VM that no longer exists, because this one has its name."""
+    return _recorded_uid(scope) not in ("", uid_of(vm))
+
+
 def _has_go_mark(vm: Obj) -> bool:
     annotations = dict_at(vm, "spec", "template", "metadata", "annotations")
     return names.MACHINE_TYPE_LABEL in annotations or names.MACHINE_TYPE_LABEL in labels_of(vm)
@@ -156,7 +161,7 @@ def _require_adoptable(scope: MachineScope, vm: Obj, *, adopts: bool) -> None:
     if adopts:
         return
 
-    if _recorded_uid(scope) not in ("", uid_of(vm)):
+    if is_another_vm(scope, vm):
         raise _other_vm(vm, owner)
     if owner is VmOwner.OTHER:
         name = annotations_of(vm).get(names.OWNER_ANNOTATION, "another owner")

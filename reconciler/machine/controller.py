@@ -8,12 +8,13 @@ The life of a machine, in this order (modules of this package):
 4. `ensurevm`: find the VM, adopt it, or create it (`create`): `vminputs`, `quota`, `bootstrap`,
    `addresses`, `vm`.
 5. `node`: a Node that exists already is initialized before the VM reports anything.
-6. `inplace`: the VM follows an update in place; `status` reports drift. A new machine does this
+6. `inplace`: the VM follows an update in place; `report` reports drift. A new machine does this
    after step 8.
-7. `running`: wait until the VM runs and has an address.
+7. `running`: the VM runs and has an address.
 8. `node`: set the providerID.
 9. The machine is ready; `node` sets taint, zone and region of its Node.
-10. `deletion`: etcd member, VM, disks, Secret, addresses; then IPAddressClaims and the finalizer.
+10. `deletion`: backup of a replaced VM, etcd member, VM, disks, Secret, addresses; then
+    IPAddressClaims and the finalizer.
 
 Each step is idempotent. A step raises `Blocked` to end the reconcile until its trigger requeues the
 machine, and `ApiError` or `Unreachable` for a retry with back-off. A failed machine is not
@@ -42,7 +43,7 @@ from reconciler.machine.handover import ensure_handover
 from reconciler.machine.inplace import follow_update
 from reconciler.machine.node import initialize_node, set_provider_id
 from reconciler.machine.report import report_drift
-from reconciler.machine.running import wait_for_running_vm
+from reconciler.machine.running import VmAvailability, ensure_running_vm
 from reconciler.machine.scope import MachineScope, ProvisioningScope
 from reconciler.memory.periods import GRACE_SECONDS
 from reconciler.statusdraft import StatusDraft
@@ -79,6 +80,7 @@ class MachineReconciler:
 
         Raises `ApiError`, `Unreachable` for a retry.
         """
+        self._context.topics.unsubscribe_all(self._context.queues.machines, key)
         obj = self._context.caches.harvester_machines.get(*key)
         if obj is None:
             memory = self._context.memory.forget_machine(key)
@@ -204,7 +206,7 @@ class MachineReconciler:
             # Report drift before a step may end this reconcile, because an edit of the VM may be
             # the reason why it does not run.
             vm = await _follow_spec(scope, vm, vmi)
-        if not await wait_for_running_vm(scope, vm, vmi):
+        if await ensure_running_vm(scope, vm, vmi) is VmAvailability.SHORTLY_DOWN:
             return  # the machine stays ready, and its status stays as it was
 
         provider_id = await set_provider_id(scope, vm, vmi or {})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from caphv.api import clusterapi, remedies
 from caphv.api.conditions import seconds_since
-from caphv.api.names import FORCE_DELETE_ANNOTATION, ConditionType, Reason
+from caphv.api.names import FORCE_DELETE_ANNOTATION, OWNER_ANNOTATION, ConditionType, Reason
 from caphv.api.object import SECRETS, Obj, annotations_of, being_deleted, key_of, uid_of
 from caphv.api.ownership import Ownership, ownership_of, recorded_owner
 from caphv.api.virtualmachine import cloud_init_secret_name
@@ -17,13 +17,13 @@ from reconciler.blocked import Blocked
 from reconciler.harvester.views import TargetNamespace
 from reconciler.machine.addresses.entries import release_addresses
 from reconciler.machine.addresses.ipamclaims import describe_released
-from reconciler.machine.adoption import VmOwner, owner_of_vm
+from reconciler.machine.adoption import VmOwner, is_another_vm, owner_of_vm
 from reconciler.machine.diskdeletion import delete_disks
 from reconciler.machine.etcd import remove_etcd_member
 from reconciler.machine.guestinterfaces import recorded_addresses
 from reconciler.machine.scope import MachineScope, Outage, outage_of
 from reconciler.machine.vmbackup import back_up_replaced
-from reconciler.machine.vmdeletion import delete_vm
+from reconciler.machine.vmdeletion import delete_vm, instance_remains
 from reconciler.triggers import Delay, Watched
 
 # Seconds that the cluster gets to record what its guest created.
@@ -34,28 +34,32 @@ async def delete_machine(scope: MachineScope) -> None:
     """Delete all objects of the machine on Harvester, in steps that can be repeated.
 
     If a VM with the machine's name belongs to another owner, it stays, with its disks and address.
-    Raises `Blocked` while an object of the machine exists, or may exist.
+    If it was the machine's before, its etcd member stays, too: after a move or a restored backup,
+    another management cluster has adopted the VM, and this machine is left behind. Raises `Blocked`
+    while an object of the machine exists, or may exist.
     """
     if _is_unused_orphan(scope) or _force_delete(scope):
         return
 
     namespace = scope.require_current_namespace()
     vm = namespace.vms.get(scope.target_namespace, scope.name)
-    if vm is None and scope.memory.deletion.vm_deleted_at is None:
+    if vm is None and not scope.memory.deletion.vm_deletion_requested:
         # The cache may lag behind, and a VM that is missed here would stay forever.
         vm = await scope.live_vm()
     is_ours = vm is None or owner_of_vm(scope, vm) is VmOwner.MACHINE
+    runs_elsewhere = vm is not None and not is_ours and not is_another_vm(scope, vm)
 
     if is_ours and vm is not None:
         await back_up_replaced(scope, vm)
     # Remove the member before the VM, because a member without a machine counts for the quorum. Do
     # so after the backup: a server of RKE2 or K3s that restarts meanwhile joins again.
-    await remove_etcd_member(scope)
+    if not runs_elsewhere:
+        await remove_etcd_member(scope)
     if is_ours:
         if vm is not None:
             _require_recorded_guest(scope)
             await delete_vm(scope, namespace, vm)
-        await _wait_for_stop(scope, namespace)
+        await _require_stopped_guest(scope, namespace)
     await delete_disks(scope, namespace, is_ours=is_ours)
     if is_ours:
         await _delete_secret(scope)
@@ -64,6 +68,26 @@ async def delete_machine(scope: MachineScope) -> None:
     # caches again, because Harvester may have become unreachable meanwhile.
     scope.require_current_namespace()
     await release_addresses(scope, foreign_vm=not is_ours)
+    if vm is not None and runs_elsewhere:
+        _report_kept_vm(scope, vm)
+
+
+def _report_kept_vm(scope: MachineScope, vm: Obj) -> None:
+    """Report that the VM of a machine stays, because it belongs to another owner now."""
+    if not scope.draft.is_true(ConditionType.MACHINE_CREATED):
+        return  # the VM has never been the machine's
+
+    owner = annotations_of(vm).get(OWNER_ANNOTATION, "another owner")
+    message = (
+        f"VirtualMachine {key_of(vm)} stays, with its disks, cloud-init Secret and etcd member: it "
+        f"belongs to {owner}, perhaps of another management cluster"
+    )
+    released = describe_released(scope)
+    if released:
+        text = f"{message}; it may still use addresses that others can get from {released}"
+        scope.warning_event("VMKept", text)
+    else:
+        scope.event("VMKept", message)
 
 
 def _require_recorded_guest(scope: MachineScope) -> None:
@@ -88,16 +112,16 @@ def _require_recorded_guest(scope: MachineScope) -> None:
             raise scope.in_progress(message, recorded, Delay(patience))
 
 
-async def _wait_for_stop(scope: MachineScope, namespace: TargetNamespace) -> None:
+async def _require_stopped_guest(scope: MachineScope, namespace: TargetNamespace) -> None:
     """Raise `Blocked` while an instance of a VM that no longer exists still runs."""
     instance = namespace.instances.get(scope.target_namespace, scope.name)
     # KubeVirt keeps a VM until its instance is deleted. If this process has not followed the
     # deletion of the VM, read the instance from Harvester, because the cache may lag behind.
-    if instance is None and scope.memory.deletion.vm_deleted_at is None:
+    if instance is None and not scope.memory.deletion.vm_deletion_requested:
         instance = await namespace.instances.read(scope.target_namespace, scope.name)
     if instance:
         message = f"waiting for VirtualMachineInstance {scope.name} on Harvester to stop"
-        raise scope.in_progress(message, Watched.VM)
+        raise instance_remains(scope, instance, message)
 
 
 def _is_unused_orphan(scope: MachineScope) -> bool:

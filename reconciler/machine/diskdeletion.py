@@ -14,9 +14,9 @@ from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmclaims import own_claims
 from reconciler.triggers import Delay, Trigger, Watched
 
-# Harvester gets so many seconds to delete the disks that it should delete with a VM.
+# Harvester gets so many seconds after a VM to delete the disks that it should delete with it.
 _DELETION_SECONDS = 5.0
-# The finalizers of disks are reported so many seconds after the VM was deleted.
+# The finalizers of disks are reported so many seconds after the VM was found to be deleted.
 _FINALIZER_SECONDS = 15.0
 _WAITING = "waiting for disks on Harvester to be deleted"
 # The snapshotter keeps a claim until its snapshot is complete or deleted (external-snapshotter
@@ -55,7 +55,8 @@ def _number_of_disks(scope: MachineScope) -> int:
 async def delete_disks(scope: MachineScope, namespace: TargetNamespace, *, is_ours: bool) -> None:
     """Delete disks that Harvester left, for example because another client had deleted the VM.
 
-    Raises `Blocked` until they are deleted, or kept by nothing but a snapshot.
+    The machine's VM and its instance must be deleted before. Raises `Blocked` until the disks are
+    deleted, or kept by nothing but a snapshot.
 
     :param is_ours: whether the VM with the machine's name, if it exists, belongs to the machine
     """
@@ -68,10 +69,13 @@ async def delete_disks(scope: MachineScope, namespace: TargetNamespace, *, is_ou
     # Harvester refuses to delete disks that another VM uses.
     others = claims_of_others(scope, namespace, is_ours=is_ours)
     disks = [claim for claim in disks if claim["metadata"]["name"] not in others]
-    deleted_at = scope.memory.deletion.vm_deleted_at
-    if disks and deleted_at is not None and time.monotonic() - deleted_at < _DELETION_SECONDS:
+
+    # The guest may have taken minutes to shut down, and Harvester deletes the disks after the VM.
+    waited = _seconds_without_vm(scope)
+    patience = _DELETION_SECONDS - waited
+    if disks and scope.memory.deletion.vm_deletion_requested and patience > 0:
         # Harvester is deleting the disks with the VM, and a second request would gain nothing.
-        raise _waiting_for_disks(scope, disks, Delay(_DELETION_SECONDS))
+        raise _waiting_for_disks(scope, disks, Watched.VM, Delay(patience))
 
     for claim in disks:
         if not being_deleted(claim):
@@ -82,9 +86,7 @@ async def delete_disks(scope: MachineScope, namespace: TargetNamespace, *, is_ou
     remaining = [claim for claim in cached if claim]
     if not remaining:
         return
-    patience = 0.0
-    if deleted_at is not None:
-        patience = _FINALIZER_SECONDS - (time.monotonic() - deleted_at)
+    patience = _FINALIZER_SECONDS - waited
     if patience > 0:
         raise _waiting_for_disks(scope, remaining, Watched.VM, Delay(patience))
     blocking = [claim for claim in remaining if not is_kept_by_snapshot(claim)]
@@ -98,6 +100,14 @@ async def delete_disks(scope: MachineScope, namespace: TargetNamespace, *, is_ou
         "them is complete or deleted; see VirtualMachineBackups and VolumeSnapshots in namespace "
         f"{scope.target_namespace}",
     )
+
+
+def _seconds_without_vm(scope: MachineScope) -> float:
+    """Return for how many seconds VM and instance are known to be deleted."""
+    current_time = time.monotonic()
+    if scope.memory.deletion.vm_absent_since is None:
+        scope.memory.deletion.vm_absent_since = current_time
+    return current_time - scope.memory.deletion.vm_absent_since
 
 
 def is_kept_by_snapshot(claim: Obj) -> bool:

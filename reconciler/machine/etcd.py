@@ -1,13 +1,18 @@
 """Remove the etcd member of a control plane machine before its VM is deleted.
 
 A member without a machine still counts for the quorum. After two such losses, a cluster of three
-members can no longer write. The control plane providers of RKE2, kubeadm and Talos remove members
-themselves, and so does Rancher. RKE2 removes the member with the Node, so this module only verifies
-that none is left, for correct metrics and alerts. For Machines of other providers, or of none, it
-runs `etcdctl` in an etcd Pod on another node.
+members can no longer write. Who removes it depends on the owner of the Machine and on what runs
+etcd:
 
-Rancher holds the Machine by a hook until RKE2 has removed the member. While the hook is there, the
-member is Rancher's: nothing here removes it, and the VM stays.
+- The providers of kubeadm and Talos remove members themselves, and nothing is done here.
+- So does the provider of K3s, which has K3s do it. Besides, K3s removes a member with its Node,
+  which Cluster API deletes after the VM. No Pod could remove it, because K3s runs
+  etcd in its own process (k3s: pkg/etcd/member_controller.go).
+- RKE2's provider and Rancher have RKE2 remove the member. This module only verifies that none is
+  left, for correct metrics and alerts. Rancher holds the Machine by a hook until then. While the
+  hook is there, the member is Rancher's: nothing here removes it, and the VM stays.
+- For Machines of other providers, or of none, this module removes the member with `etcdctl` in a
+  Pod of etcd on another Node, of RKE2 or kubeadm. A member that no Pod can remove is reported.
 """
 
 from __future__ import annotations
@@ -18,7 +23,15 @@ from typing import TypeGuard
 
 from caphv.api import clusterapi, names
 from caphv.api.names import ConditionType
-from caphv.api.object import Obj, annotations_of, being_deleted, key_of, owner_reference
+from caphv.api.object import (
+    NODES,
+    Obj,
+    annotations_of,
+    being_deleted,
+    key_of,
+    owner_reference,
+    text_at,
+)
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from caphv.runtime.etcd import find_pods, list_members, members_of, remove_member
@@ -29,7 +42,9 @@ from reconciler.triggers import Delay, Watched
 
 _CONTROL_PLANE_GROUP = "controlplane.cluster.x-k8s.io"
 _RKE2 = "RKE2ControlPlane"
-_PROVIDERS = (_RKE2, "KubeadmControlPlane", "TalosControlPlane")
+_PROVIDERS = (_RKE2, "KubeadmControlPlane", "KThreesControlPlane", "TalosControlPlane")
+# The version that a kubelet of K3s reports.
+_K3S_VERSION = "+k3s"
 
 # The VM is kept for so many seconds while etcd does not answer.
 PATIENCE_SECONDS = 30.0
@@ -60,11 +75,8 @@ async def remove_etcd_member(scope: MachineScope) -> None:
     current_time = time.monotonic()
     if scope.memory.deletion.seen_at is None:
         scope.memory.deletion.seen_at = current_time
-    # Members have the names of Nodes and HarvesterMachines, but not of Machines.
-    machines = scope.context.caches.machines_of(scope.cluster or {})
-    others = {key_of(machine).name for machine in machines} - {scope.name}
     try:
-        await _remove_member(scope, client, others)
+        await _remove_member(scope, client)
     except (ApiError, Unreachable, ExecError) as error:
         metrics.ETCD_REMOVE.inc()
         metrics.ETCD_REMOVE_ERRORS.inc()
@@ -135,26 +147,58 @@ def _is_alone(scope: MachineScope, cluster: Obj) -> bool:
     )
 
 
-async def _remove_member(scope: MachineScope, client: ApiClient, others: Collection[str]) -> None:
+async def _remove_member(scope: MachineScope, client: ApiClient) -> None:
     """Remove the member through the first etcd Pod on another node that answers.
 
-    Raises the error of the last Pod if no Pod answers.
-
-    :param others: names of the cluster's other machines
+    Raises the error of the last Pod if no Pod answers, and `ExecError` if there is no Pod although
+    a member may have to be removed.
     """
     pods = await find_pods(client, scope.name)
+    if not pods and await _may_leave_member(scope, client):
+        raise ExecError("no Pod of etcd runs on another Node, to run etcdctl there")
+
     for pod in pods:
         try:
-            members = await list_members(client, pod)
-            machine_members = members_of(scope.name, members, others)
-            if len(machine_members) == len(members):
-                return  # the last member is not removed
-
-            for member in machine_members:
-                await remove_member(client, pod, member)
-                metrics.ETCD_REMOVE.inc()
-                scope.event("EtcdMemberRemoved", f"removed member {member.name} from etcd")
+            await _remove_member_in(scope, client, pod)
             return
         except (ApiError, Unreachable, ExecError):
             if pod is pods[-1]:
                 raise
+
+
+async def _remove_member_in(scope: MachineScope, client: ApiClient, pod: Obj) -> None:
+    """Remove the member with `etcdctl` in this Pod, unless it is the last one."""
+    # Members have the names of Nodes and HarvesterMachines, but not of Machines.
+    machines = scope.context.caches.machines_of(scope.cluster or {})
+    others = {key_of(machine).name for machine in machines} - {scope.name}
+    members = await list_members(client, pod)
+    machine_members = members_of(scope.name, members, others)
+    if len(machine_members) == len(members):
+        return
+
+    for member in machine_members:
+        await remove_member(client, pod, member)
+        metrics.ETCD_REMOVE.inc()
+        scope.event("EtcdMemberRemoved", f"removed member {member.name} from etcd")
+
+
+async def _may_leave_member(scope: MachineScope, client: ApiClient) -> bool:
+    """Return whether a machine leaves a member, if etcd runs in no Pod on another Node.
+
+    Raises `ApiError`, `Unreachable`.
+    """
+    if removed_by_provider(scope.machine, scope.cluster) or scope.cluster_key is None:
+        return False
+    workloads = scope.context.workloads
+    others = [
+        key_of(machine).name
+        for machine in scope.context.caches.machines_of(scope.cluster or {})
+        if clusterapi.has_etcd(machine, scope.cluster)
+        and key_of(machine).name != scope.name
+        and workloads.node(scope.cluster_key, key_of(machine).name)
+    ]
+    if not others:
+        return False  # without another Node, this is the last member
+
+    node = await client.get(NODES, others[0])
+    return _K3S_VERSION not in text_at(node, "status", "nodeInfo", "kubeletVersion")

@@ -56,7 +56,7 @@ async def ensure_handover(scope: MachineScope) -> None:
     newer = _replacement(scope, machine)
     needs_hook = newer is not None
     if newer is not None and is_leaving:
-        needs_hook = not _wait_for_balancer(scope, newer)
+        needs_hook = not _may_leave(scope, newer)
     if needs_hook == has_hook:
         return
 
@@ -111,7 +111,7 @@ def _creation_order(machine: Obj) -> tuple[str, str]:
     return str(machine["metadata"].get("creationTimestamp") or ""), str(machine["metadata"]["name"])
 
 
-def _wait_for_balancer(scope: MachineScope, newer: Obj) -> bool:
+def _may_leave(scope: MachineScope, newer: Obj) -> bool:
     """Return whether the load balancer serves the newer machine, or the wait was long enough.
 
     Otherwise requeues the machine. Reports the begin of the wait, and a wait that timed out.

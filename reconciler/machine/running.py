@@ -1,4 +1,4 @@
-"""Wait for a running VM with an address.
+"""Decide by VM and instance whether a machine is ready: its VM runs and has an address.
 
 A ready machine stays ready through normal events, for example a restart.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from enum import Enum
 
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj
@@ -42,12 +43,18 @@ _BOUND = "Bound"
 _REFRESH_SECONDS = 30.0
 
 
-async def wait_for_running_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> bool:
-    """Update the status from VM and instance, and return whether the VM runs and has an address.
+class VmAvailability(Enum):
+    """What a VM that does not block its machine does."""
 
-    Starts a new VM that a quota has halted. Returns False while the VM does not run but is expected
-    to run soon. The machine then stays ready, with its present status. Raises `Blocked` in every
-    other case.
+    RUNNING = "The VM runs and has an address."
+    SHORTLY_DOWN = "The VM does not run, but soon will. The machine stays ready, as it is reported."
+
+
+async def ensure_running_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> VmAvailability:
+    """Update the status from VM and instance, and start a new VM that a quota has halted.
+
+    Does not wait. Raises `Blocked` if the VM does not run, or has no address yet, unless a ready
+    machine stays ready meanwhile (`SHORTLY_DOWN`).
 
     :param vmi: the instance of the VM, None if there is none
     """
@@ -67,7 +74,7 @@ async def wait_for_running_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> 
     if phase is VmPhase.RUNNING:
         record_running_vm(scope)
         _require_address(scope, vmi or {}, has_reported=has_reported)
-        return True
+        return VmAvailability.RUNNING
 
     is_ready = bool(scope.draft.fields.get("ready"))
     provisioned = bool(scope.draft.fields.get("initialization"))
@@ -75,7 +82,7 @@ async def wait_for_running_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> 
     if not verdict.holds:
         raise _not_running(scope, state, verdict, lasted, is_ready=is_ready)
     scope.requeue_in(verdict.review_after)
-    return False
+    return VmAvailability.SHORTLY_DOWN
 
 
 def _claim_phases(scope: MachineScope, vm: Obj) -> dict[str, str]:

@@ -129,7 +129,7 @@ class MachineScope:
 
     @property
     def failure_domains(self) -> Sequence[Obj]:
-        """Domains that a failure domain may name.
+        """Domains that a failure domain may name; may raise `Blocked` as `session` does.
 
         If Cluster API takes domains from the HarvesterCluster, only published domains are valid.
         """
@@ -145,7 +145,10 @@ class MachineScope:
         return self.context.topics.subscribe(self.context.queues.machines, self.key, *topics)
 
     def session(self) -> Session:
-        """Return the session of the cluster. Raises `Blocked` while Harvester is unreachable."""
+        """Return the session of the cluster, or raise `Blocked` while Harvester does not answer.
+
+        It is also raised before the first connection, and while the credentials are rejected.
+        """
         session = None
         if self.harvester_cluster:
             session = self.context.sessions.of(key_of(self.harvester_cluster))
@@ -170,7 +173,10 @@ class MachineScope:
         )
 
     def namespace(self) -> TargetNamespace:
-        """Return the caches of the target namespace. Raises `Blocked` until they are filled."""
+        """Return the caches of the target namespace, or raise `Blocked` until they are filled.
+
+        Raises `Blocked` without a session, too.
+        """
         session = self.session()
         namespace = session.watch_namespace(self.target_namespace)
         # This subscribes only if needed. No change can be missed meanwhile, because nothing is
@@ -181,11 +187,11 @@ class MachineScope:
         return namespace
 
     def require_current_namespace(self) -> TargetNamespace:
-        """Return the caches of the target namespace, if all of them follow Harvester.
+        """Return the caches of the target namespace, or raise `Blocked` while one is not current.
 
-        Raises `Blocked` while a watch is not connected, because steps that cannot be undone must
-        not rely on an old state. A watch that has just connected may lag behind for a moment, so
-        read objects that must not be missed from Harvester.
+        Steps that cannot be undone must not rely on the old state of a watch that is not connected.
+        A watch that has just connected may lag behind for a moment, so read objects that must not
+        be missed from Harvester.
         """
         namespace = self.namespace()
         session = self.session()
@@ -232,11 +238,14 @@ class MachineScope:
         return Blocked(ConditionType.VM_PROVISIONING_READY, reason, message, source, unknown=True)
 
     def instance(self) -> Obj | None:
-        """Return the instance of the VM, None while there is none."""
+        """Return the instance of the VM, None for none, or raise `Blocked` as `namespace` does."""
         return self.namespace().instances.get(self.target_namespace, self.name)
 
     def host_of(self, vmi: Obj) -> Obj | None:
-        """Return the host of Harvester on which an instance runs, None while it does not."""
+        """Return the host on which an instance runs, None for none, or raise `Blocked`.
+
+        Raises it as `session` does.
+        """
         name = at(vmi, "status", "nodeName")
         return self.session().hosts.get("", name) if name else None
 

@@ -6,7 +6,7 @@ import time
 
 from caphv.api import resources
 from caphv.api.guestparts import hotplugged_claims
-from caphv.api.object import Obj, being_deleted
+from caphv.api.object import Obj, being_deleted, text_at
 from caphv.api.ownership import recorded_owner
 from caphv.api.virtualmachine import claims_of, deletion_list, listed_claims
 from caphv.runtime.errors import Conflict, Invalid, NotFound, RequestError
@@ -17,8 +17,11 @@ from reconciler.machine.adoption import complete_vm
 from reconciler.machine.diskdeletion import claims_of_others, claims_to_delete
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmclaims import without
+from reconciler.machine.vmstatus import describe_host, is_host_down
 from reconciler.triggers import Delay, Watched
 
+# An instance may take so many seconds to stop. Harvester gives a guest 120 seconds to shut down.
+_STOP_SECONDS = 180.0
 # KubeVirt gets so many seconds to remove its finalizer from a VM that has stopped.
 _KUBEVIRT_SECONDS = 5.0
 # The finalizers of a VM are reported so many seconds after it has stopped.
@@ -70,7 +73,7 @@ async def _request_deletion(scope: MachineScope, namespace: TargetNamespace, vm:
     answer = await scope.session().client.delete(
         resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, uid=vm["metadata"]["uid"]
     )
-    scope.memory.deletion.vm_deleted_at = time.monotonic()
+    scope.memory.deletion.vm_deletion_requested = True
     scope.memory.deletion.vm_owner = recorded_owner(vm)
     if namespace.vms.observe_deletion(scope.target_namespace, scope.name, answer):
         return True
@@ -168,7 +171,10 @@ def _seconds_since_stop(scope: MachineScope) -> float:
 
 def _vm_remains(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> Blocked:
     """Return the `Blocked` of a deletion that waits for the instance or finalizers of the VM."""
-    if not being_deleted(vm) or namespace.instances.get(scope.target_namespace, scope.name):
+    instance = namespace.instances.get(scope.target_namespace, scope.name)
+    if instance:
+        return instance_remains(scope, instance, _waiting_for_vm(scope))
+    if not being_deleted(vm):
         return scope.in_progress(_waiting_for_vm(scope), Watched.VM)
 
     patience = _FINALIZER_SECONDS - _seconds_since_stop(scope)
@@ -184,6 +190,43 @@ def _vm_remains(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> Blo
     )
     message = f"{_waiting_for_vm(scope)}: {responsible}"
     return scope.in_progress(message, Watched.VM, warn=True)
+
+
+def instance_remains(scope: MachineScope, instance: Obj, message: str) -> Blocked:
+    """Return the `Blocked` of a deletion that waits for an instance to stop.
+
+    The instances of a host that is down do not stop. After `_STOP_SECONDS`, the message names the
+    host and what ends the wait.
+
+    :param message: what the deletion waits for
+    """
+    current_time = time.monotonic()
+    if scope.memory.deletion.vm_stopping_since is None:
+        scope.memory.deletion.vm_stopping_since = current_time
+    patience = _STOP_SECONDS - (current_time - scope.memory.deletion.vm_stopping_since)
+    if patience > 0:
+        return scope.in_progress(message, Watched.VM, Delay(patience))
+    return scope.in_progress(f"{message}: {_why_running(scope, instance)}", Watched.VM, warn=True)
+
+
+def _why_running(scope: MachineScope, instance: Obj) -> str:
+    """Return on which host an instance does not stop, and how it can be ended there."""
+    host = text_at(instance, "status", "nodeName")
+    if not host:
+        return "the instance has not stopped: check its virt-launcher Pod on Harvester"
+    hosts = scope.session().hosts.store
+    problem = f"the guest has not stopped on host {describe_host(host, hosts)}"
+    if not is_host_down(host, hosts):
+        return f"{problem}: check its virt-launcher Pod and virt-handler of {host} on Harvester"
+
+    # KubeVirt gives an instance up once its Pod no longer exists. With the setting, Harvester
+    # deletes the Pods of such a host by force, since 1.7 by a taint (harvester: `OnNodeChanged` in
+    # pkg/controller/master/node/node_down_controller.go).
+    return (
+        f"{problem}: start {host}, or enable Harvester's setting vm-force-reset-policy, which ends "
+        f"the guests of such hosts after its period; once {host} is off, you can also force-delete "
+        "the VM's virt-launcher Pod on Harvester"
+    )
 
 
 def _waiting_for_vm(scope: MachineScope) -> str:

@@ -235,14 +235,18 @@ def _explain(
         # The scheduler only counts hosts "that had untolerated taint(s)".
         return f"{_ADVICE[phase]}: {why_no_host(hosts) or _FREE_ROOM}"
     if phase in _ADVICE_ON_HOST and host:
-        return _ADVICE_ON_HOST[phase].format(host=_describe_host(host, hosts))
+        return _ADVICE_ON_HOST[phase].format(host=describe_host(host, hosts))
     return _ADVICE[phase]
 
 
-def _describe_host(name: str, hosts: Iterable[Obj]) -> str:
+def describe_host(name: str, hosts: Iterable[Obj]) -> str:
     """Return the name of a host, and whether it is not ready."""
-    is_down = any(host["metadata"]["name"] == name and not is_ready(host) for host in hosts)
-    return f"{name}, which is not ready" if is_down else name
+    return f"{name}, which is not ready" if is_host_down(name, hosts) else name
+
+
+def is_host_down(name: str, hosts: Iterable[Obj]) -> bool:
+    """Return whether a host of this name exists and is not ready."""
+    return any(host["metadata"]["name"] == name and not is_ready(host) for host in hosts)
 
 
 def _unbound_claims(vm: Obj, claims: Mapping[str, str]) -> Iterator[str]:

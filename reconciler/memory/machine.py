@@ -41,10 +41,16 @@ class DeletionMemory:
     # Whether the etcd member was removed while the deletion continues. Without it, the members are
     # listed again.
     member_removed: bool = False
+    # When the deletion began to wait for the instance to stop. Without it, an instance that stays
+    # is reported later.
+    vm_stopping_since: float | None = None
     # When a VM in deletion was found without an instance. Without it, the VM is halted later.
     vm_stopped_at: float | None = None
-    # When this process had the VM deleted. Without it, leftover disks are deleted without a delay.
-    vm_deleted_at: float | None = None
+    # Whether this process had the VM deleted. Without it, Harvester is asked again whether VM and
+    # instance exist, and leftover disks are deleted without a delay.
+    vm_deletion_requested: bool = False
+    # When VM and instance were found to be deleted. Without it, disks that stay are reported later.
+    vm_absent_since: float | None = None
     # Owner in the record of that VM. Without it, the cloud-init Secret of a VM that was not adopted
     # yet stays.
     vm_owner: Owner | None = None

@@ -18,6 +18,8 @@ PUBLIC = "kube-public"
 JOINING = "system:bootstrappers:kubeadm:default-node-token"
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 COREDNS = "registry.k8s.io/coredns/coredns:v1.12.1"
+_ETCD_CERTIFICATES = "etcd-certs"
+_ETCD_PKI = "/etc/kubernetes/pki/etcd"
 _RBAC = "rbac.authorization.k8s.io"
 _READY: Obj = {
     "phase": "Running",
@@ -68,11 +70,18 @@ def init_objects(cluster: Obj, endpoint: str, ca: bytes) -> list[Obj]:
 
 def static_pods(node: str, version: str) -> list[Obj]:
     """Return the mirror Pods of a control plane node, which the kubelet reports as ready."""
-    return [
+    pods = [
         mirror_pod(component, node, component, f"registry.k8s.io/{component}:{version}")
         | {"status": _READY}
         for component in COMPONENTS
     ]
+
+    # The certificates of etcd, by which clients recognize its Pod as one of kubeadm.
+    spec = pods[COMPONENTS.index("etcd")]["spec"]
+    spec["volumes"] = [{"name": _ETCD_CERTIFICATES, "hostPath": {"path": _ETCD_PKI}}]
+    mount = {"name": _ETCD_CERTIFICATES, "mountPath": _ETCD_PKI}
+    spec["containers"] = [{**spec["containers"][0], "volumeMounts": [mount]}]
+    return pods
 
 
 def _config_map(name: str, namespace: str, data: dict[str, str]) -> Obj:

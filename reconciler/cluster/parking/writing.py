@@ -19,7 +19,7 @@ from caphv.api.names import (
 from caphv.api.object import NODES, Obj, annotations_of, at, dict_at
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
-from caphv.runtime.etcd import ETCDCTL, ETCDCTL_KUBEADM, find_leader, find_pods, members_of
+from caphv.runtime.etcd import find_leader, find_pods, members_of
 from caphv.runtime.exec import ExecError
 from reconciler.cluster.parking.plan import HALTED, Action, Step
 from reconciler.cluster.parking.reading import Observation, boot_id, run_strategy, saved_strategy
@@ -210,14 +210,13 @@ async def _find_leader(client: ApiClient | None, machines: tuple[str, ...]) -> s
 
     try:
         for pod in await find_pods(client):
-            for program in (ETCDCTL, ETCDCTL_KUBEADM):
-                try:
-                    leader = await find_leader(client, pod, program)
-                except ExecError:
-                    continue
-                for name in machines:
-                    if members_of(name, [leader], set(machines) - {name}):
-                        return name
+            try:
+                leader = await find_leader(client, pod)
+            except ExecError:
+                continue
+            for name in machines:
+                if members_of(name, [leader], set(machines) - {name}):
+                    return name
     except (ApiError, Unreachable):
         return ""
     return ""

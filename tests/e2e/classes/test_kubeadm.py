@@ -10,7 +10,7 @@ import pytest
 from caphv.api.object import SECRETS, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
-from caphv.runtime.etcd import ETCDCTL_KUBEADM, find_pods, list_members
+from caphv.runtime.etcd import find_pods, list_members
 from caphv.runtime.exec import ExecError
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import clusterclass
@@ -29,7 +29,7 @@ CONTROL_PLANES = Resource("controlplane.cluster.x-k8s.io", "v1beta2", "kubeadmco
 async def members(client: ApiClient) -> set[str]:
     """Names of the members of etcd, as `caphv etcd` asks for them; empty while none answers."""
     try:
-        return {member.name for member in await list_members(client, (await find_pods(client))[0], ETCDCTL_KUBEADM)}
+        return {member.name for member in await list_members(client, (await find_pods(client))[0])}
     except (ApiError, Unreachable, ExecError, IndexError):
         return set()
 

@@ -12,8 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from caphv.api import remedies
-from caphv.api.names import ETCD_RESTORE_ANNOTATION, RKE2_HOOK
-from caphv.api.object import LEASES, NAMESPACES, NODES, Obj
+from caphv.api.names import (
+    ETCD_RESTORE_ANNOTATION,
+    OWNER_CLUSTER_ANNOTATION,
+    OWNER_UID_ANNOTATION,
+    RKE2_HOOK,
+)
+from caphv.api.object import LEASES, NAMESPACES, NODES, PERSISTENT_VOLUME_CLAIMS, PODS, SECRETS, Obj
 from caphv.api.resources import ETCD_SNAPSHOT_FILES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
@@ -35,7 +40,7 @@ from tests.support.reconciler.case import (
     MACHINES,
     Case,
 )
-from tests.support.reconciler.conditions import condition_of
+from tests.support.reconciler.conditions import condition_of, is_false
 from tests.support.reconciler.servers import control_plane, machines_of
 from tests.support.waiting import until
 
@@ -87,6 +92,30 @@ async def test_member_is_deleted_with_its_machine(case: Case) -> None:
         await client.close()
 
 
+async def test_member_of_a_vm_that_another_management_cluster_has_adopted_stays(case: Case) -> None:
+    """A machine that a move or a restore has left behind is deleted without its VM, whose guest runs."""
+    client, machines = await control_plane(case, "a", "b"), machines_of("a", "b")
+    there = {OWNER_CLUSTER_ANNOTATION: "another-cluster", OWNER_UID_ANNOTATION: "another-machine"}
+    try:
+        before = await counted(case)
+        await case.patch(kinds.VIRTUAL_MACHINES, "a", {"metadata": {"annotations": there}})
+        await case.until(HARVESTER_MACHINES, "a", is_false("VMProvisioningReady", "VMProvisioningFailed", "belongs to"))
+        await case.delete_machine("a", machines["a"])
+        assert await members(client, "b") == {"a", "b"}
+        assert await counted(case) == before
+        await case.until_event("a", "Normal", "VMKept")
+        assert (await case.get(kinds.INSTANCES, "a"))["status"]["phase"] == "Running"
+
+        # Its owner deletes the VM.
+        await case.ask_deletion(kinds.VIRTUAL_MACHINES, "a")
+        await case.until_gone(kinds.VIRTUAL_MACHINES, "a")
+        (disk,) = [name for name in await case.names(PERSISTENT_VOLUME_CLAIMS) if name.startswith("a-disk-0-")]
+        await case.ask_deletion(PERSISTENT_VOLUME_CLAIMS, disk)
+        await case.ask_deletion(SECRETS, "a-cloud-init")
+    finally:
+        await client.close()
+
+
 async def test_vm_stays_until_the_member_no_longer_exists(case: Case) -> None:
     client = await control_plane(case, "a", "b")
     try:
@@ -106,6 +135,24 @@ async def test_vm_stays_until_the_member_no_longer_exists(case: Case) -> None:
         await client.patch(NODES, "b", "", {"status": {"addresses": good}}, subresource="status")
         await case.until_gone(HARVESTER_MACHINES, "a")
         assert await members(client, "b") == {"b"}
+    finally:
+        await client.close()
+
+
+async def test_member_that_no_pod_can_remove_is_reported_unless_k3s_removes_it(case: Case) -> None:
+    client = await control_plane(case, "a", "b")
+    try:
+        await client.delete(PODS, "etcd-b", "kube-system")
+        before = await counted(case)
+        await case.ask_deletion(HARVESTER_MACHINES, "a")
+        says = is_false("VMProvisioningReady", "VMProvisioningInProgress", "no Pod of etcd runs on another Node")
+        await case.until(HARVESTER_MACHINES, "a", says)
+        assert "deletionTimestamp" not in (await case.get(kinds.VIRTUAL_MACHINES, "a"))["metadata"]
+        assert (await counted(case))[1] > before[1]
+        # As of K3s, which has no such Pod and removes the member with the Node.
+        status = {"status": {"nodeInfo": {"kubeletVersion": "v1.36.0+k3s1"}}}
+        await client.patch(NODES, "b", "", status, subresource="status")
+        await case.until_gone(HARVESTER_MACHINES, "a")
     finally:
         await client.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +32,20 @@ class Etcd:
         self.members = [LIVE, STALE]
         self.pods = ["etcd-1", "etcd-2"]
         self.silent: dict[str, Exception] = {}
-        self.asked: list[tuple[str, Sequence[str]]] = []
+        self.asked: list[str] = []
         self.refuses: Exception | None = None
 
     async def find_pods(self, _client: object) -> list[Obj]:
         return [{"metadata": {"name": name}} for name in self.pods]
 
-    async def list_members(self, _client: object, pod: Obj, program: Sequence[str]) -> list[Member]:
+    async def list_members(self, _client: object, pod: Obj) -> list[Member]:
         name = pod["metadata"]["name"]
-        self.asked.append((name, program))
+        self.asked.append(name)
         if error := self.silent.get(name):
             raise error
         return list(self.members)
 
-    async def remove_member(self, _client: object, _pod: Obj, member: Member, _program: Sequence[str]) -> None:
+    async def remove_member(self, _client: object, _pod: Obj, member: Member) -> None:
         if self.refuses:
             raise self.refuses
         self.members.remove(member)
@@ -89,11 +88,11 @@ def test_members_are_listed_with_their_machines(servers: Servers, members: Etcd)
 def test_a_pod_that_does_not_answer_is_passed_over(servers: Servers, members: Etcd) -> None:
     members.silent = {"etcd-1": ExecError("etcdctl: no such file")}
     assert call(servers, "members").exit_code == 1
-    assert [name for name, _ in members.asked] == ["etcd-1", "etcd-2"]
+    assert members.asked == ["etcd-1", "etcd-2"]
     members.asked.clear()
     members.silent = {"etcd-2": Unreachable("no answer")}
     call(servers, "members")
-    assert [name for name, _ in members.asked] == ["etcd-1"], "the first answer is enough"
+    assert members.asked == ["etcd-1"], "the first answer is enough"
 
 
 def test_an_etcd_that_does_not_answer_is_an_error_with_all_reasons(servers: Servers, members: Etcd) -> None:
@@ -115,17 +114,6 @@ def test_a_workload_cluster_that_cannot_be_queried_is_an_error(servers: Servers,
 def test_a_cluster_that_does_not_exist_is_an_error(servers: Servers) -> None:
     result = servers.caphv("etcd", "members", "team/gone")
     assert (result.exit_code, "team/gone" in result.output) == (2, True)
-
-
-def test_etcdctl_of_kubeadm_has_other_certificates(servers: Servers, members: Etcd) -> None:
-    call(servers, "members")
-    builder = Builder(workers=1)
-    builder.cluster["spec"]["controlPlaneRef"]["kind"] = builder.control_plane["kind"] = "KubeadmControlPlane"
-    objects = servers.management
-    objects.put({"apiVersion": "cluster.x-k8s.io/v1beta2", **builder.cluster})
-    objects.put({"apiVersion": "controlplane.cluster.x-k8s.io/v1beta1", **builder.control_plane})
-    call(servers, "members")
-    assert [program for _, program in members.asked] == [etcd.ETCDCTL, etcd.ETCDCTL_KUBEADM]
 
 
 def test_stale_members_are_removed(servers: Servers, members: Etcd) -> None:

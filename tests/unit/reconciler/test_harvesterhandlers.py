@@ -22,16 +22,19 @@ from caphv.api.names import (
     generated_names,
 )
 from caphv.api.object import DEPLOYMENTS, NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Key, Obj, Resource
+from caphv.api.ownership import record
 from caphv.runtime.cache import Change
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
 from reconciler.context import Context
 from reconciler.harvester.session import Session
 from reconciler.harvesterhandlers import HarvesterHandlers
+from reconciler.machine.diskdeletion import _is_leftover
 from reconciler.machine.guestlabels import VM_LABELS
 from reconciler.predicates import may_serve_more
 from reconciler.triggers import Topics
 from tests.support.reconciler.handlers import CLUSTER, Fixture, OpenSession, vm
+from tests.support.reconciler.machinedeletion import OWN, scope_of
 
 pytestmark = pytest.mark.unit
 
@@ -88,6 +91,24 @@ def test_vm_without_status_does_not_requeue_its_machine() -> None:
 )
 def test_other_changes_of_a_vm_requeue_its_machine(old: Obj | None, new: Obj | None) -> None:
     assert Fixture().vm(old, new)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    ["one-disk-0-abcde", "one-disk-12-a1b2c", "one-disk-1-disk-0", "other-disk-0-abcde", "restore-x-uid-disk-0"],
+)
+def test_every_disk_for_which_a_deletion_waits_requeues_its_machine(claim: str) -> None:
+    """It waits for no disk with another name, such as those of a VM that Harvester has restored."""
+    fixture = Fixture()
+    (machine,) = fixture.machines
+    by_name = lambda _, name: [machine] if name == "one" else []  # noqa: E731
+    fixture.context.caches.harvester_machines.store = SimpleNamespace(by_index=by_name)
+    metadata = {"namespace": "vms", "name": claim, "uid": "u", "annotations": record(OWN)}
+    deleted: Obj = {"metadata": metadata}
+    scope, _ = scope_of()
+    is_awaited = _is_leftover(scope, deleted, is_ours=True)
+    fixture.harvester.handle({}, Change(PERSISTENT_VOLUME_CLAIMS, deleted, None))
+    assert len(fixture.queue) == is_awaited
 
 
 @pytest.mark.parametrize("annotations", [{PARK_ANNOTATION: "true"}, {PARKED_SINCE_ANNOTATION: "x"}, {}])

@@ -179,6 +179,27 @@ def test_no_machine_waits_for_an_address_while_one_is_free(
     assert len(holders) == min(size, len(wanting))
 
 
+def test_reconcile_begins_without_the_subscriptions_of_the_last_one() -> None:
+    """Each reconcile that waits subscribes, and only the last one of them ends its subscription."""
+    topics, queue, key = Topics(), WorkQueue[Key]("test"), Key("team", "waits")
+    for _ in range(3):
+        topics.unsubscribe_all(queue, key)
+        with pytest.raises(ValueError, match="refused"), topics.subscribe(queue, key, "topic", "other"):
+            raise ValueError("refused")
+    topics.subscribe(queue, Key("team", "another"), "topic")
+
+    topics.unsubscribe_all(queue, key)
+    with topics.subscribe(queue, key, "topic"):
+        with topics.subscribe(queue, key, "topic"):
+            pass
+        topics.notify("topic")
+        assert len(queue) == 2, "a subscription of the same reconcile stays"
+    topics.notify("topic")
+    topics.notify("other")
+    assert len(queue) == 2
+    topics.unsubscribe_all(queue, key)
+
+
 def test_subscription_ends_with_its_block_unless_the_object_depends_on_it() -> None:
     topics, queue = Topics(), WorkQueue[Key]("test")
     with topics.subscribe(queue, Key("team", "served"), "topic"):

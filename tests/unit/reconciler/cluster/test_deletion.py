@@ -132,7 +132,7 @@ class Deleted:
         context: Any = SimpleNamespace(
             caches=caches,
             memory=Memory(),
-            queues=SimpleNamespace(machines=WorkQueue[Key]("test")),
+            queues=SimpleNamespace(clusters=WorkQueue[Key]("test"), machines=WorkQueue[Key]("test")),
             event=lambda _kind, _obj, _type, reason, _message: self.events.append(reason),
             remove_finalizer=self._remove_finalizer,
             write_status=self._write_status,

@@ -11,6 +11,7 @@ import pytest
 from caphv.api import names
 from caphv.api.conditions import rfc3339
 from caphv.api.object import Obj, key_of
+from caphv.api.ownership import Owner, record
 from caphv.runtime.errors import NotFound
 from reconciler import triggers
 from reconciler.blocked import Blocked
@@ -183,7 +184,7 @@ async def test_vm_that_was_deleted_here_is_not_read_again() -> None:
     scope, harvester = scope_of(pool=pool("10.0.0.1", "manageme"))
     harvester.client = Client(refuses=False)
     instances = scope.namespace().instances = Instances()
-    scope.memory.deletion.vm_deleted_at = 1.0
+    scope.memory.deletion.vm_deletion_requested = True
     await deletion.delete_machine(scope)
     assert harvester.client.reads == ["Secret"]
     assert instances.reads == 0
@@ -216,3 +217,51 @@ async def test_instance_that_is_in_no_cache_yet_keeps_the_address_of_a_vm_that_o
     scope.namespace().instances = Instances()
     await deletion.delete_machine(scope)
     assert harvester.allocator.released == ["10.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "asked"),
+    [("uid-one", False), ("uid-former", True), ("", False)],
+    ids=["the machine's VM runs for another owner", "another VM has its name", "unknown"],
+)
+async def test_member_of_a_vm_that_runs_for_another_owner_stays(
+    monkeypatch: pytest.MonkeyPatch, recorded: str, asked: bool
+) -> None:
+    """After a move or a restored backup, another management cluster has adopted the VM, whose guest is a member."""
+    removals: list[str] = []
+
+    async def remove(scope: Any) -> None:
+        removals.append(scope.name)
+
+    monkeypatch.setattr(deletion, "remove_etcd_member", remove)
+    scope, harvester = scope_of(pool=pool("10.0.0.1", "another-"))
+    vm = vm_of("one")
+    vm["metadata"]["annotations"] = record(Owner("HarvesterMachine", "team", "one", "uid-there", "another-cluster"))
+    harvester.client = Client(refuses=False)
+    namespace = scope.namespace()
+    namespace.vms = SimpleNamespace(get=lambda *_: vm, store=[vm])
+    scope.draft.fields["virtualMachine"] = {"uid": recorded} if recorded else {}
+    scope.draft.set_true(names.ConditionType.MACHINE_CREATED)
+    events: list[tuple[str, str]] = []
+    scope.context.event = lambda _resource, _obj, kind, reason, _message: events.append((kind, reason))
+    await deletion.delete_machine(scope)
+    assert bool(removals) is asked
+    assert (harvester.client.deleted, harvester.allocator.released) == ([], [])
+    assert events == ([] if asked else [("Normal", "VMKept")])
+
+
+async def test_addresses_that_a_vm_of_another_owner_keeps_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its IPAddressClaims are deleted with the machine, and their pools may give the addresses to others."""
+    vm = vm_of("one")
+    vm["metadata"]["annotations"] = record(Owner("HarvesterMachine", "team", "one", "uid-there", "another-cluster"))
+    scope, _ = scope_of()
+    scope.namespace().vms = SimpleNamespace(get=lambda *_: vm, store=[vm])
+    scope.draft.fields["virtualMachine"] = {"uid": "uid-one"}
+    scope.draft.set_true(names.ConditionType.MACHINE_CREATED)
+    monkeypatch.setattr(deletion, "describe_released", lambda _: "InClusterIPPool v4 (10.0.0.5)")
+    events: list[tuple[str, ...]] = []
+    scope.context.event = lambda _resource, _obj, *event: events.append(event)
+    await deletion.delete_machine(scope)
+    ((kind, reason, message),) = events
+    assert (kind, reason) == ("Warning", "VMKept")
+    assert message.endswith("others can get from InClusterIPPool v4 (10.0.0.5)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from caphv.api.object import Obj
 from caphv.api.ownership import record
 from reconciler.blocked import Blocked
+from reconciler.machine import deletion, diskdeletion, vmdeletion
 from reconciler.machine.diskdeletion import delete_disks
-from tests.support.reconciler.machinedeletion import OWN, scope_of
+from tests.support.reconciler.machinedeletion import OWN, Client, scope_of, vm_of
 
 pytestmark = pytest.mark.unit
 
@@ -27,6 +29,7 @@ def disk(number: int, *finalizers: str) -> Obj:
 async def delete(*claims: Obj) -> list[str]:
     """Delete the disks of a machine; return its Events."""
     scope, _ = scope_of()
+    scope.memory.deletion.vm_absent_since = time.monotonic() - 16
     events: list[str] = []
     scope.context.event = lambda *event: events.append(event[-1])
     namespace = scope.require_current_namespace()
@@ -47,3 +50,47 @@ async def test_disk_that_something_else_keeps_blocks_the_deletion(finalizers: tu
     with pytest.raises(Blocked, match=r"waiting for disks.*one-disk-1-abcde") as blocked:
         await delete(disk(0, SNAPSHOT), disk(1, *finalizers))
     assert "one-disk-0" not in blocked.value.message
+
+
+class Clock:
+    """The clock of the modules that delete a machine."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 1000.0
+        for module in (vmdeletion, diskdeletion):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.seconds))
+
+
+async def test_time_for_disks_begins_when_the_vm_no_longer_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest may take minutes to shut down, and Harvester deletes the disks only after that."""
+    clock = Clock(monkeypatch)
+    scope, harvester = scope_of()
+    client = harvester.client = Client(refuses=False, vm=vm_of("one", "one-disk-0-abcde"))
+    namespace = scope.require_current_namespace()
+    vms = {"one": vm_of("one", "one-disk-0-abcde")}
+    namespace.vms = SimpleNamespace(
+        get=lambda _, name: vms.get(name), store=vms.values(), observe_deletion=lambda *_: False
+    )
+    held = disk(0, IN_USE)
+    del held["metadata"]["deletionTimestamp"]
+    claims = {held["metadata"]["name"]: held | {"metadata": held["metadata"] | {"uid": "uid-one-disk-0-abcde"}}}
+    namespace.claims = SimpleNamespace(
+        store=claims.values(), get=lambda _, name: claims.get(name), observe_deletion=lambda *_: False
+    )
+
+    async def delete_at(seconds: float) -> Blocked:
+        clock.seconds = 1000.0 + seconds
+        with pytest.raises(Blocked) as blocked:
+            await deletion.delete_machine(scope)
+        return blocked.value
+
+    assert "VirtualMachine one on Harvester to be deleted" in (await delete_at(0)).message
+    del vms["one"]
+    assert (await delete_at(100)).requeue_after == 5
+    assert client.deleted == ["one"], "Harvester deletes the disks with the VM"
+    assert (await delete_at(103)).requeue_after == 2
+
+    assert not (await delete_at(106)).warn
+    assert client.deleted == ["one", "one-disk-0-abcde"]
+    assert not (await delete_at(114)).warn
+    assert (await delete_at(116)).warn

@@ -50,6 +50,7 @@ class Machine:
 
     def drift(self) -> str:
         """Reconcile; return the difference that the condition names, empty if the VM is up to date."""
+        self.topics.unsubscribe_all(self.queue, Key("team", "one"))
         scope = self._scope()
         report_drift(scope, copy.deepcopy(self.vm), None)
         condition = conditions.get_condition(scope.draft.fields["conditions"], ConditionType.VM_UP_TO_DATE)
@@ -116,6 +117,18 @@ def test_another_image_of_the_name_is_compared_when_it_appears_and_when_it_disap
     assert "image: default/image-y" in machine.drift()
     assert machine.upload(image())
     assert machine.drift() == ""
+
+
+def test_images_concern_no_machine_whose_drift_has_ended() -> None:
+    machine = Machine()
+    machine.vm["spec"]["template"]["spec"]["domain"]["cpu"]["cores"] = 3
+    for generation in (2, 3):
+        machine.vm["metadata"]["generation"] = generation
+        assert machine.drift().startswith("cores is 3, not 2")
+    machine.vm["spec"]["template"]["spec"]["domain"]["cpu"]["cores"] = 2
+    machine.vm["metadata"]["generation"] = 4
+    assert machine.drift() == ""
+    assert not machine.upload(image())
 
 
 def test_failure_domains_that_are_published_later_are_compared() -> None:

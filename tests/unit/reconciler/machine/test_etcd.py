@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Key
+from caphv.runtime import etcd as runtime_etcd
 from caphv.runtime.errors import Unreachable
-from caphv.runtime.etcd import Member, members, members_of, pods_to_ask
+from caphv.runtime.etcd import ETCDCTL, ETCDCTL_KUBEADM, Member, members, members_of, pods_to_ask
 from caphv.runtime.exec import ExecError
 from reconciler import metrics
 from reconciler.blocked import Blocked
@@ -97,7 +98,8 @@ def test_providers_that_remove_members_themselves() -> None:
     assert removed_by_provider(owned_by("RKE2ControlPlane"), None)
     assert removed_by_provider(owned_by("KubeadmControlPlane"), None)
     assert removed_by_provider(owned_by("TalosControlPlane"), None)
-    assert not removed_by_provider(owned_by("KThreesControlPlane"), None)
+    assert removed_by_provider(owned_by("KThreesControlPlane"), None)
+    assert not removed_by_provider(owned_by("K0sControlPlane"), None)
     assert not removed_by_provider(owned_by("RKE2ControlPlane", "example.com"), None)
     assert not removed_by_provider({"metadata": {}}, None)
     assert not removed_by_provider(None, None)
@@ -123,7 +125,7 @@ def test_rancher_removes_members_of_machines_with_its_role_itself() -> None:
 
 @pytest.mark.parametrize("role", ["etcd", "worker"])
 def test_labels_of_rancher_change_nothing_in_clusters_of_others(role: str) -> None:
-    """The member of a server of K3s is removed, and etcd that does not answer is waited for."""
+    """The member is removed, and etcd that does not answer is waited for."""
     client = Silent()
     obj = {"metadata": {"name": "own", "labels": {f"rke.cattle.io/{role}-role": "true"}}}
     scope = scope_of(client, seconds=1, obj=obj, machine={**METADATA, **obj})
@@ -294,6 +296,7 @@ GOING = {"metadata": {"name": "x", "namespace": "x", "deletionTimestamp": "2026-
         {"harvester_cluster": GOING},
         {"harvester_cluster": None},
         {"machine": owned_by("KubeadmControlPlane")},
+        {"machine": owned_by("KThreesControlPlane")},
         {"draft": SimpleNamespace(is_true=lambda _: False)},
         {"cluster_key": None},
     ],
@@ -302,7 +305,8 @@ GOING = {"metadata": {"name": "x", "namespace": "x", "deletionTimestamp": "2026-
         "cluster in deletion",
         "infrastructure in deletion",
         "no infrastructure",
-        "provider",
+        "kubeadm",
+        "K3s",
         "never made",
         "no cluster",
     ],
@@ -315,3 +319,84 @@ def test_no_member_is_asked_when_there_is_nothing_to_do(changes: dict[str, Any])
 
 def test_no_kubeconfig_means_no_etcd() -> None:
     asyncio.run(remove_etcd_member(scope_of(None, seconds=1)))
+
+
+# Distributions, which run etcd in a Pod with files of their own, or without a Pod
+
+
+class Workload:
+    """A workload cluster with these Pods of etcd, and Nodes `own` and `other` of this version."""
+
+    budget = None
+
+    def __init__(self, *pods: dict[str, Any], version: str = "v1.36.0") -> None:
+        self._pods = list(pods)
+        self._version = version
+
+    async def list(self, *_: Any, **__: Any) -> Any:
+        return {"metadata": {}, "items": self._pods}
+
+    async def get(self, _resource: Any, name: str, *_: str) -> Any:
+        return {"metadata": {"name": name}, "status": {"nodeInfo": {"kubeletVersion": self._version}}}
+
+
+def scope_on(client: Workload, *, seconds: float = 1, others: tuple[str, ...] = ("other",), **changes: Any) -> Any:
+    """A scope whose cluster has further control plane machines with Nodes."""
+    scope = scope_of(client, seconds=seconds, **changes)
+    scope.context.caches = caches(harvester_machine("own"), *map(harvester_machine, others))
+    scope.context.workloads.node = lambda _, name: {"metadata": {"name": name}} if name in others else None
+    scope.events = []
+    scope.event = lambda reason, _: scope.events.append(reason)
+    return scope
+
+
+@pytest.mark.parametrize(("folder", "options"), [("/etc/kubernetes/pki/etcd", ETCDCTL_KUBEADM), ("/db", ETCDCTL)])
+def test_member_is_removed_with_the_certificates_that_the_pod_has(
+    monkeypatch: pytest.MonkeyPatch, folder: str, options: tuple[str, ...]
+) -> None:
+    """A control plane of kubeadm may have no KubeadmControlPlane, which would remove the member."""
+    commands: list[list[str]] = []
+
+    async def run(_client: Any, _namespace: str, _pod: str, _container: str, command: list[str], **_: Any) -> bytes:
+        commands.append(command)
+        if tuple(command[: len(options)]) != options:
+            raise ExecError("open server-ca.crt: no such file or directory")
+        return json.dumps({"members": [{"ID": 1, "name": "own"}, {"ID": 2, "name": "other"}]}).encode()
+
+    monkeypatch.setattr(runtime_etcd, "pod_exec", run)
+    mounted = pod("etcd-other", "other")
+    mounted["spec"]["containers"][0]["volumeMounts"] = [{"mountPath": folder}, {"mountPath": "/var/lib/etcd"}]
+    scope = scope_on(Workload(mounted))
+    asyncio.run(remove_etcd_member(scope))
+    assert commands[-1][-3:] == ["member", "remove", "1"]
+    assert (scope.events, scope.warnings) == (["EtcdMemberRemoved"], [])
+
+
+def test_member_that_no_pod_can_remove_is_reported() -> None:
+    before, scope = failures(), scope_on(Workload())
+    with pytest.raises(Blocked, match="no Pod of etcd runs on another Node"):
+        asyncio.run(remove_etcd_member(scope))
+    assert scope.warnings == []
+    scope.memory.deletion.seen_at -= etcd.PATIENCE_SECONDS
+    asyncio.run(remove_etcd_member(scope))
+    assert scope.warnings == ["EtcdMemberRemovalFailed"]
+    assert failures() == before + 2
+
+
+@pytest.mark.parametrize(
+    ("client", "changes"),
+    [
+        (Workload(version="v1.36.0+k3s1"), {}),
+        (Workload(), {"others": ()}),
+        (Workload(), {"machine": owned_by("RKE2ControlPlane")}),
+        (Workload(), {"machine": of_rancher(), "control_plane": False}),
+    ],
+    ids=["K3s removes it with the Node", "last member", "RKE2's provider has removed it", "Rancher has removed it"],
+)
+def test_without_a_pod_nothing_is_reported_if_nothing_has_to_be_removed(
+    client: Workload, changes: dict[str, Any]
+) -> None:
+    scope = scope_on(client, **changes)
+    asyncio.run(remove_etcd_member(scope))
+    assert scope.warnings == []
+    assert scope.memory.deletion.member_removed

@@ -45,7 +45,7 @@ NAMESAKE = Owner("HarvesterMachine", "other-team", "one", "uid-namesake", "manag
 async def test_secret_is_deleted_with_the_vm_only_if_it_belonged_to_it(owner: Owner | None, deleted: bool) -> None:
     """A later step may have failed, and another machine may have created its Secret since."""
     scope, harvester = scope_of()
-    scope.memory.deletion.vm_deleted_at, scope.memory.deletion.vm_owner = 1.0, FORMER
+    scope.memory.deletion.vm_deletion_requested, scope.memory.deletion.vm_owner = True, FORMER
     harvester.client = Client(refuses=False, secret=secret_of(owner))
     await deletion.delete_machine(scope)
     assert harvester.client.deleted == ([SECRET] if deleted else [])
@@ -136,6 +136,45 @@ async def test_finalizer_that_stays_after_the_instance_is_named(finalizer: str, 
     await deletion_of(vm, instance={"metadata": {"name": "one"}}, stopped_for=11, says=f"{stays}$")
 
 
+HOST_DOWN = {"metadata": {"name": "h1"}, "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
+HOST_READY = {"metadata": {"name": "h1"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+
+
+@pytest.mark.parametrize("has_vm", [True, False], ids=["VM in deletion", "instance without a VM"])
+@pytest.mark.parametrize(
+    ("host", "remedy"),
+    [
+        (HOST_DOWN, r"has not stopped on host h1, which is not ready: start h1, or .* vm-force-reset-policy.* force-"),
+        (HOST_READY, r"has not stopped on host h1: check its virt-launcher Pod and virt-handler of h1"),
+        (None, r"has not stopped: check its virt-launcher Pod on Harvester"),
+    ],
+    ids=["host down", "host ready", "no host"],
+)
+async def test_instance_that_does_not_stop_is_reported_with_its_host_and_the_remedy(
+    host: Obj | None, remedy: str, has_vm: bool
+) -> None:
+    """A machine may be deleted because its host is down, and no guest of such a host stops."""
+    scope, harvester = scope_of()
+    harvester.hosts = SimpleNamespace(store=[host] if host else [])
+    namespace = harvester.watch_namespace("vms")
+    harvester.client = Client(refuses=False)
+    vm = vm_of("one", deleted=True) if has_vm else None
+    instance = {"metadata": {"name": "one"}, "status": {"nodeName": "h1"} if host else {}}
+    namespace.vms = SimpleNamespace(get=lambda *_: vm, store=[vm] if vm else ())
+    namespace.instances = SimpleNamespace(get=lambda *_: instance, store=())
+    scope.memory.deletion.vm_deletion_requested = True
+
+    with pytest.raises(Blocked, match=r"one on Harvester to (be deleted|stop)$") as blocked:
+        await deletion.delete_machine(scope)
+    assert not blocked.value.warn, "the guest shuts down"
+    assert 170 < (blocked.value.requeue_after or 0) <= 180
+
+    scope.memory.deletion.vm_stopping_since = time.monotonic() - 181
+    with pytest.raises(Blocked, match=remedy) as blocked:
+        await deletion.delete_machine(scope)
+    assert blocked.value.warn
+
+
 def disk(name: str) -> Obj:
     return {"metadata": {"namespace": "vms", "name": name, "uid": f"uid-{name}", "annotations": record(OWN)}}
 
@@ -177,13 +216,13 @@ async def test_finalizer_that_holds_a_disk_is_named_once_it_had_time_to_go() -> 
     held = disk("one-disk-0-abcde")
     held["metadata"] |= {"finalizers": ["kubernetes.io/pvc-protection"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
     scope, _ = scope_with(unrecorded(vm_of("one", "other")), slim.claim(held))
+    with pytest.raises(Blocked, match=r"to be deleted: one-disk-0-abcde$"):
+        await deletion.delete_machine(scope)
+
+    scope.memory.deletion.vm_absent_since = time.monotonic() - 16
     with pytest.raises(Blocked, match=r"one-disk-0-abcde \(finalizer kubernetes.io/pvc-protection\)") as blocked:
         await deletion.delete_machine(scope)
     assert blocked.value.warn, "an Event tells of it"
-
-    scope.memory.deletion.vm_deleted_at = time.monotonic() - 6
-    with pytest.raises(Blocked, match=r"to be deleted: one-disk-0-abcde$"):
-        await deletion.delete_machine(scope)
 
 
 async def test_vm_whose_other_fields_no_cache_keeps_is_read_before_it_is_deleted() -> None:

@@ -112,14 +112,14 @@ async def test_the_leader_of_etcd_stops_last_or_else_the_last_by_name(
     """A leader that stops hands over to one that stops next."""
 
     async def pods(_client: object) -> list[str]:
-        return ["etcd"]
+        return ["silent", "etcd"]
 
-    async def find(_client: object, _pod: object, program: object) -> Member:
+    async def find(_client: object, pod: object) -> Member:
         if isinstance(leader, Exception):
             raise leader
-        # Where the first program does not exist, the second one is tried.
-        if program is writing.ETCDCTL:
-            raise ExecError("no such program")
+        # Where the first Pod does not answer, the second one is asked.
+        if pod == "silent":
+            raise ExecError("deadline exceeded")
         return Member(1, leader)
 
     monkeypatch.setattr(writing, "find_pods", pods)
