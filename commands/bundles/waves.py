@@ -25,7 +25,7 @@ from commands.output.progress import Step, progress
 if TYPE_CHECKING:
     from packager.git.result import Result
     from packager.git.snapshot import Snapshot
-    from packager.planning.publish import Store
+    from packager.planning.commitplan import Store
     from packager.upgrade.request import Request
     from packager.upgrade.rollout import Rollout
 

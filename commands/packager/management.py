@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from packager.definitions.buildresult import BuildResult
     from packager.git.prune import Plan
     from packager.git.snapshot import Snapshot
-    from packager.planning.publish import Store
+    from packager.planning.commitplan import Store
 
 T = TypeVar("T")
 

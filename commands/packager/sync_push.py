@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from packager.git.prune import Plan
     from packager.git.result import Result
     from packager.git.snapshot import Snapshot
+    from packager.planning.commitplan import Store
     from packager.planning.planner import Planner
-    from packager.planning.publish import Store
     from packager.planning.state import Planned
 
 
@@ -35,7 +35,7 @@ def push(
     """
     from packager.git.errors import GitError
     from packager.git.result import Result
-    from packager.planning.publish import log_result
+    from packager.planning.commitplan import log_result
     from packager.planning.state import ManagementState
 
     state = ManagementState(confirmed=options.confirmed, live=False)

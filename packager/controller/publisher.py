@@ -21,8 +21,8 @@ from packager.git.prune import Plan
 from packager.git.repository import Repository
 from packager.git.result import Result
 from packager.git.snapshot import Snapshot
+from packager.planning.commitplan import commit_plan, definitions_reason
 from packager.planning.planner import Planner
-from packager.planning.publish import definitions_reason, publish
 from packager.planning.state import ManagementState
 from packager.rendering.bundler import Batch, Bundler
 from packager.rendering.gitrepo import GitRepoOptions
@@ -125,7 +125,7 @@ class Publisher:
         definitions, error = self._read_source()
         source = definitions.source if definitions else None
         reason = self._reason(state, definitions)
-        planned, result = publish(
+        planned, result = commit_plan(
             repository, self._planner, state, source, reason=reason, check=self._check_running
         )
         self._last_origin = definitions.origin if definitions else ""

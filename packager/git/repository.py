@@ -235,6 +235,7 @@ class Repository:
             self._restore(state.target.commit)
             state = self._sync()
 
+        # Nothing differs from the branch, so there is no commit.
         planned = plan(state.target)
         if planned.is_empty:
             return Result(planned, state.target.commit, self.remote.branch)

@@ -2,7 +2,8 @@
 
 A plan is a pure function of the repository (`Snapshot`), the state of clusters (`ManagementState`)
 and the cluster definitions (`Source`). The planner writes nothing, so that a plan can be shown,
-committed, or computed again after another client's push.
+committed, or computed again after another client's push. Who commits a plan, and why an empty plan
+makes no commit, says `packager.planning.commitplan`.
 
 A cluster has bundles as soon as it has a manifest. They follow from its definition until the
 Cluster exists, and from then on from the live Cluster as it will be once its manifest has been

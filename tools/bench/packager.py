@@ -28,7 +28,7 @@ from packager.git.remote import Remote
 from packager.git.repository import Repository
 from packager.git.result import Result
 from packager.git.snapshot import Snapshot
-from packager.planning.publish import log_result
+from packager.planning.commitplan import log_result
 from packager.rendering.bundler import Folders
 from packager.rendering.renderer import Renderer
 from packager.tree import CLUSTER_ROOT, Tree

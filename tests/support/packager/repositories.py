@@ -16,7 +16,7 @@ from packager.git.folder import Folder
 from packager.git.prune import Pruning
 from packager.git.repository import Repository
 from packager.git.result import Result
-from packager.planning.publish import log_result
+from packager.planning.commitplan import log_result
 from packager.tree import CLUSTER_ROOT
 
 CLUSTERS = CLUSTER_ROOT

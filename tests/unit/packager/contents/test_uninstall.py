@@ -16,8 +16,8 @@ from packager.git.commit import Reason
 from packager.git.directory import Directory
 from packager.git.prune import Pruning, Skipped
 from packager.git.snapshot import Snapshot
+from packager.planning.commitplan import commit_plan
 from packager.planning.planner import Planner
-from packager.planning.publish import publish
 from packager.planning.state import ManagementState
 from packager.rendering.bundler import Bundler
 from packager.rendering.bundles import bundle_name
@@ -49,7 +49,7 @@ class Site:
         """Push one cluster; return what stays and why."""
         pruning = Pruning(complete=True, budget=budget)
         state = ManagementState((facts,), live=False, pruning=pruning, uninstallable=applied)
-        planned, result = publish(self.store, planner, state)
+        planned, result = commit_plan(self.store, planner, state)
         assert all(found.ok for found in planned.batch.rendered), planned.batch.rendered
         return {held.what.rpartition("/")[2]: held.why for held in result.plan.held}
 
