@@ -193,7 +193,7 @@ def _render(options: PrintOptions, given: SelectedClusters, step: Step) -> Batch
     from packager.git.commit import Reason
     from packager.git.directory import Directory
     from packager.git.errors import GitError
-    from packager.git.prune import Pruning
+    from packager.git.pruning import Pruning
     from packager.tree import CLUSTER_ROOT, CLUSTERS, VENDOR
 
     bundler = bundler_of(options, step)

@@ -188,7 +188,7 @@ def _planner_state(
     pins: Mapping[Key, Versions],
 ) -> ManagementState:
     """Return the planner's input for an upgrade of these clusters only."""
-    from packager.git.prune import Pruning
+    from packager.git.pruning import Pruning
     from packager.planning.state import ManagementState
     from packager.tree import CLUSTERS
 

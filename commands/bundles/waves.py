@@ -198,8 +198,8 @@ def _commit_request(store: Store, message: str, file: str, request: Request | No
 
     Nothing is committed if the repository is already in this state.
     """
+    from packager.git.changeplan import Plan
     from packager.git.commit import Reason
-    from packager.git.prune import Plan
     from packager.upgrade import request as upgrade_request
 
     content = upgrade_request.serialize(request) if request else None

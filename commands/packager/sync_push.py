@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from commands.packager.sync import SyncOptions
     from packager.definitions.apply import ApplyFailure
     from packager.definitions.source import Source
+    from packager.git.changeplan import Plan
     from packager.git.commit import Reason
-    from packager.git.prune import Plan
     from packager.git.result import Result
     from packager.git.snapshot import Snapshot
     from packager.planning.commitplan import Store

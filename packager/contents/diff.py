@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+from packager.git.changeplan import Plan
 from packager.git.folder import FILE_LIST
-from packager.git.prune import Plan
 from packager.git.snapshot import Snapshot
 from packager.rendering.bundler import Batch
 from packager.tree import CLUSTERS

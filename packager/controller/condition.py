@@ -14,7 +14,7 @@ from packager.controller.publisher import Published
 from packager.controller.state import ClusterState
 from packager.definitions.files import MANIFESTS
 from packager.fleet import ExpectedBundles, Report, expected_bundles
-from packager.git.prune import Plan
+from packager.git.changeplan import Plan
 from packager.rendering.rendered import Rendered
 from packager.tree import cluster_folder
 

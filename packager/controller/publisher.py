@@ -15,9 +15,9 @@ from packager.controller.open_repository import RepositoryConfig, RepositoryHand
 from packager.definitions import ownership
 from packager.definitions.builder import Builder
 from packager.definitions.buildresult import BuildResult
+from packager.git.changeplan import Plan
 from packager.git.commit import Reason
 from packager.git.errors import CorruptClone, GitError, UnverifiedCommit
-from packager.git.prune import Plan
 from packager.git.repository import Repository
 from packager.git.result import Result
 from packager.git.snapshot import Snapshot

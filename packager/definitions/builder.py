@@ -32,7 +32,7 @@ from packager.definitions.source import ClusterEntry, Source
 from packager.definitions.sourcefile import SourceProblem
 from packager.git.errors import GitError
 from packager.git.folder import Folder, blob_id
-from packager.git.prune import Skipped
+from packager.git.pruning import Skipped
 from packager.git.snapshot import Snapshot
 from packager.rendering import vendored
 from packager.rendering.bundles import FLEET_YAML, workspace

@@ -11,7 +11,7 @@ from packager.contents.uninstall import UninstallPolicy
 from packager.definitions import files
 from packager.definitions.sourcefile import SourceProblem
 from packager.git.folder import Folder, Root
-from packager.git.prune import Skipped
+from packager.git.pruning import Skipped
 from packager.tree import CLUSTER_ROOT
 
 MANIFEST_ROOT = Root(files.MANIFESTS, definitions=True)

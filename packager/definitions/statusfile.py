@@ -15,7 +15,7 @@ from caphv.api.object import Key, Obj, at
 from caphv.runtime.text import Limits, TextError, load_yaml
 from packager.definitions import files, ownership
 from packager.definitions.buildresult import MANIFEST_ROOT, BuildResult
-from packager.git.prune import Plan
+from packager.git.changeplan import Plan
 from packager.git.snapshot import Snapshot
 from packager.rendering import yaml
 

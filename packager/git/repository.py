@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from packager.git.changeplan import Plan
 from packager.git.clone import Clone
 from packager.git.commit import (
     BASE_TRAILER,
@@ -47,7 +48,6 @@ from packager.git.heads import BranchHeads, read_heads
 from packager.git.history import Change, of_branch
 from packager.git.mergerequest import MergeRequest, merge_request_to_open
 from packager.git.paths import join_path
-from packager.git.prune import Plan
 from packager.git.push import Pusher
 from packager.git.remote import Remote
 from packager.git.result import Result

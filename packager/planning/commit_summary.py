@@ -17,8 +17,8 @@ from caphv.api.counting import name_some
 from caphv.runtime.text import Limits, TextError, load_yaml, load_yaml_all
 from packager.definitions import ownership
 from packager.definitions.files import MANIFESTS
+from packager.git.changeplan import Plan
 from packager.git.folder import FILE_LIST
-from packager.git.prune import Plan
 from packager.git.snapshot import Snapshot
 from packager.rendering.lockfile import FILE as LOCKFILE
 from packager.tree import CLUSTERS

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from packager.definitions.source import Source
+from packager.git.changeplan import Plan
 from packager.git.commit import Reason
 from packager.git.history import Change
-from packager.git.prune import Plan
 from packager.git.result import Result
 from packager.git.snapshot import Snapshot
 from packager.planning.planner import Planner

@@ -22,7 +22,7 @@ from packager.contents.uninstall import add_release_ids, policies_of, staging
 from packager.definitions import files, ownership, statusfile
 from packager.definitions.builder import Builder
 from packager.definitions.source import Source
-from packager.git.prune import Pruning
+from packager.git.pruning import Pruning
 from packager.git.snapshot import Snapshot
 from packager.planning import commit_summary
 from packager.planning.appliedclusters import AppliedClusters

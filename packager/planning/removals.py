@@ -17,7 +17,7 @@ from packager.definitions.dropped import is_pool
 from packager.definitions.manifest import existing, pool_path
 from packager.definitions.source import Source
 from packager.git.folder import Folder, Root
-from packager.git.prune import Pruning, Skipped
+from packager.git.pruning import Pruning, Skipped
 from packager.git.snapshot import Snapshot
 from packager.tree import CLUSTERS
 

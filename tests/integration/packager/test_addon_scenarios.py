@@ -10,7 +10,7 @@ import pytest
 
 from caphv.api.object import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS
 from packager.git.directory import Directory
-from packager.git.prune import Pruning
+from packager.git.pruning import Pruning
 from packager.planning.commitplan import commit_plan
 from packager.planning.planner import Planner
 from packager.planning.state import ManagementState

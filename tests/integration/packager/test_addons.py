@@ -12,7 +12,7 @@ import pytest
 from caphv.api.object import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource
 from packager.addons.versions import load_table
 from packager.git.directory import Directory
-from packager.git.prune import Pruning
+from packager.git.pruning import Pruning
 from packager.planning.commitplan import commit_plan
 from packager.planning.planner import Planner
 from packager.planning.state import ManagementState

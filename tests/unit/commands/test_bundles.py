@@ -11,7 +11,7 @@ import yaml
 from caphv.api.object import Obj
 from packager.addons.facts import ClusterFacts
 from packager.git.directory import Directory
-from packager.git.prune import Pruning
+from packager.git.pruning import Pruning
 from packager.git.remote import Remote
 from packager.git.repository import Repository
 from packager.planning.commitplan import commit_plan

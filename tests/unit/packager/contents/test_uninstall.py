@@ -14,7 +14,7 @@ from packager.addons.facts import ClusterFacts
 from packager.contents.uninstall import Waiting
 from packager.git.commit import Reason
 from packager.git.directory import Directory
-from packager.git.prune import Pruning, Skipped
+from packager.git.pruning import Pruning, Skipped
 from packager.git.snapshot import Snapshot
 from packager.planning.commitplan import commit_plan
 from packager.planning.planner import Planner

@@ -13,8 +13,8 @@ from packager.definitions.builder import Builder
 from packager.definitions.files import NAMES
 from packager.definitions.ownership import DIRECTORY, FILE, checked_name, name_of
 from packager.definitions.source import Reader
+from packager.git.changeplan import Plan
 from packager.git.directory import Directory
-from packager.git.prune import Plan
 from packager.git.remote import Remote
 from packager.planning.commitplan import commit_plan
 from packager.planning.planner import Planner

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from packager.addons.facts import ClusterFacts
-from packager.git.prune import Pruning
+from packager.git.pruning import Pruning
 from packager.git.remote import Remote
 from packager.git.repository import Repository
 from packager.planning.commitplan import commit_plan
