@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caphv.api.object import Key, Obj
+from caphv.api.object import Key, Obj, text_at
 from caphv.runtime.text import Limits, TextError, load_yaml_all
 from packager.definitions import files
 from packager.git.snapshot import Snapshot
@@ -28,7 +28,7 @@ def parse_manifest(content: bytes | None, limits: Limits = _LIMITS) -> list[Obj]
 
 def pool_path(key: Key, pool: Obj) -> str:
     """Return the name of an object of a cluster's manifest for messages."""
-    return f"{files.MANIFESTS}/{key}/{pool['kind']}/{pool['metadata']['name']}"
+    return f"{files.MANIFESTS}/{key}/{pool['kind']}/{text_at(pool, 'metadata', 'name')}"
 
 
 def manifest_path(key: Key) -> str:

@@ -1,0 +1,51 @@
+"""Manifests in the repository that a user has edited by hand: whatever a field holds, building goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from caphv.api.object import Obj
+from packager.definitions import dropped, kubevip, started
+from packager.definitions.files import released_files
+from packager.definitions.nodeconfig import NodeConfig, keep_files
+from packager.definitions.protection import protect
+from tests.support.packager.definitions import built, definition, k3s, kubeadm
+
+pytestmark = pytest.mark.unit
+
+SHAPES = (7, "text", ["a"], {"a": ["b"]}, [["a"]])
+KUBE_VIP = {"ipamType": "none", "endpoint": {"host": "172.16.0.5"}, "kubeVip": {}}
+
+
+def edited(value: Any) -> Iterator[Any]:
+    """Yield the value with each of its fields in turn replaced by something else."""
+    yield from SHAPES
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield {other: field for other, field in value.items() if other != key}
+            yield from ({**value, key: field} for field in edited(inner))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from ([*value[:index], item, *value[index + 1 :]] for item in edited(inner))
+
+
+@pytest.mark.parametrize("individual", [True, False], ids=["individual", "class"])
+@pytest.mark.parametrize("make", [definition, k3s, kubeadm])
+def test_any_field_of_an_existing_object_may_hold_anything(make: Callable[..., Obj], individual: bool) -> None:
+    snapshots = {"etcdSnapshots": {"retention": 3}} if make is not kubeadm else {}
+    objects = built(make(individualObjects=individual, loadBalancer=KUBE_VIP, **snapshots)).objects
+    for index, obj in enumerate(objects):
+        for changed in edited(obj):
+            if not isinstance(changed, dict):
+                continue
+            existing = [*objects[:index], changed, *objects[index + 1 :]]
+            keep_files(NodeConfig(), existing, objects)
+            started.check_changes(existing, objects)
+            list(kubevip.check_change(existing, objects))
+            dropped.staying_pools(existing, objects[:1], "team-a")
+            dropped.empty_pools(existing, objects[:1], "team-a")
+            protect([changed])
+            released_files([changed], "team-a")
