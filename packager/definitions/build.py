@@ -97,7 +97,8 @@ def build(obj: Any, renderer: Renderer, previous: Tree, existing: Sequence[Obj] 
     if not rendered.ok or rendered.settings is None:
         return Built(definition, rendered=rendered, findings=findings)
 
-    # New servers of a running cluster must be able to join, and its endpoint keeps its holder.
+    # Refuse changes with which new servers of a running cluster could not join, or that would leave
+    # its endpoint without a holder.
     node_config = config_after_rendering(definition, rendered, existing)
     objects = _cluster_objects(definition, node_config)
     refusals = list(kubevip.check_change(existing, objects))
@@ -106,9 +107,12 @@ def build(obj: Any, renderer: Renderer, previous: Tree, existing: Sequence[Obj] 
     if refusals:
         findings = in_order([*findings, *refusals])
         return Built(definition, rendered=rendered, findings=findings)
-    kept_config = keep_files(node_config, existing, objects)
-    if kept_config != node_config:
-        objects = _cluster_objects(definition, kept_config)
+
+    # Only a comparison with the new objects tells which files the nodes keep, so the objects are
+    # built again if nodes keep other files.
+    config_with_old_files = keep_files(node_config, existing, objects)
+    if config_with_old_files != node_config:
+        objects = _cluster_objects(definition, config_with_old_files)
 
     if definition.delivery == CLUSTER_RESOURCE_SET:
         # Manifests of the add-ons are rendered again, as HelmCharts.
@@ -207,9 +211,7 @@ def at_definition(finding: Finding) -> Finding:
     path = finding.path
     for source, target in _PLACES:
         if path[: len(source)] == source:
-            path = (*target, *path[len(source) :])
-            break
-    else:
-        if path and path[0] in _SETTINGS:
-            path = ("spec", "addons", *path)
-    return replace(finding, path=path)
+            return replace(finding, path=(*target, *path[len(source) :]))
+    if path and path[0] in _SETTINGS:
+        return replace(finding, path=("spec", "addons", *path))
+    return finding
