@@ -140,8 +140,8 @@ class Checker:
             return []
 
         version = settings.kubernetes_version
-        place = [str(chart.path), release.name, release.namespace, settings.distribution, version]
-        key = orjson.dumps([place, values], option=orjson.OPT_SORT_KEYS)
+        inputs = [str(chart.path), release.name, release.namespace, settings.distribution, version]
+        key = orjson.dumps([*inputs, values], option=orjson.OPT_SORT_KEYS)
         if key not in self._rendered:
             served = {name for name, _ in kinds.served_kinds(settings.distribution, version)}
             self._rendered[key] = self._helm.template(chart.path, release, values, version, served)
@@ -334,11 +334,13 @@ def _check_object(
         if target in targets or references.is_built_in(reference):
             continue
 
-        place = f" in namespace {reference.namespace}" if reference.namespace else ""
+        namespace = f" in namespace {reference.namespace}" if reference.namespace else ""
         # Bundles never hold Secrets. Users or controllers create them in the cluster.
         is_secret = reference.kind == "Secret"
         remedy = "create it in the cluster" if is_secret else "add it, or correct the name"
-        detail = f"{_name(item)} names a {reference.kind}{place} that no bundle creates: {remedy}"
+        detail = (
+            f"{_name(item)} names a {reference.kind}{namespace} that no bundle creates: {remedy}"
+        )
 
         finding = Finding(
             reference.path,

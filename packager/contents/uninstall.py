@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from caphv.api import names
 from caphv.api.object import Key, Obj
@@ -142,6 +143,13 @@ def add_release_ids(plan: Plan, snapshot: Snapshot) -> Plan:
     return replace(plan, held=tuple(held))
 
 
+class _Wait(NamedTuple):
+    """A wait for Fleet, which began when the file with this id was seen; `since` is monotonic."""
+
+    released: str
+    since: float
+
+
 class Waiting:
     """Removals that wait for Fleet. If its status is not visible, they wait for a fixed time.
 
@@ -152,7 +160,7 @@ class Waiting:
     def __init__(self, uninstallable: Callable[[], frozenset[str] | None]) -> None:
         """Take a function that returns bundles that Fleet would uninstall, None if not visible."""
         self._uninstallable = uninstallable
-        self._since: dict[str, tuple[str, float]] = {}
+        self._waits: dict[str, _Wait] = {}
 
     def uninstallable_bundles(self) -> frozenset[str]:
         """Return the names of the Fleet bundles that no longer have to wait."""
@@ -160,23 +168,22 @@ class Waiting:
         if visible is not None:
             return visible
         latest = time.monotonic() - _BLIND_SECONDS
-        return frozenset(name for name, (_, since) in self._since.items() if since <= latest)
+        return frozenset(name for name, wait in self._waits.items() if wait.since <= latest)
 
     def note(self, held: Iterable[Skipped]) -> None:
         """Remember since when Fleet may uninstall the bundles that are held back."""
-        time_of_call = time.monotonic()
-        before = self._since
-        self._since = {}
+        before = self._waits
+        self._waits = {}
         for skipped in held:
             if not skipped.released:
                 continue
             _, namespace, cluster, bundle = skipped.what.split("/")
             name = bundle_name(Key(namespace, cluster), bundle)
-            released, since = before.get(name, ("", time_of_call))
+            wait = before.get(name)
             # Another version of the file starts the wait again.
-            if released != skipped.released:
-                since = time_of_call
-            self._since[name] = (skipped.released, since)
+            if wait is None or wait.released != skipped.released:
+                wait = _Wait(skipped.released, time.monotonic())
+            self._waits[name] = wait
 
 
 def _is_released(options: Obj) -> bool:

@@ -186,8 +186,8 @@ class Renderer:
 
     def forget(self, keep: Iterable[Key]) -> None:
         """Forget the results of all other clusters, which would stay in memory after deletion."""
-        kept = set(keep)
-        self._results = {key: result for key, result in self._results.items() if key in kept}
+        keys = set(keep)
+        self._results = {key: result for key, result in self._results.items() if key in keys}
 
     def _render(
         self, facts: ClusterFacts, folder: str, previous: _RecordedTree, pin: Versions | None

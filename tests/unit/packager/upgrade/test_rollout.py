@@ -382,7 +382,7 @@ def test_the_file_holds_everything() -> None:
     for found in (
         started(),
         replace(started(), state=State.REVERTED, problems={A: ("a: b", "c")}),
-        replace(started(), before={A: OLD, B: NEW, C: OLD}, left_out={B: ("c: d",)}, kept={B: "1"}),
+        replace(started(), before={A: OLD, B: NEW, C: OLD}, left_out={B: ("c: d",)}, kept_releases={B: "1"}),
     ):
         assert rolloutfile.parse(rolloutfile.serialize(found)) == found
     assert rolloutfile.parse(None) is None
