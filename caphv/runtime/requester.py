@@ -145,8 +145,8 @@ class Requester:
             data = orjson.dumps(body)
             headers["Content-Type"] = content_type
 
-        verb = verb or method.lower()
-        timeout = self._timeouts.get(verb, self._write_timeout)
+        action = verb or method.lower()
+        timeout = self._timeouts.get(action, self._write_timeout)
         code = "none"
         started = time.perf_counter()
         try:
@@ -163,8 +163,8 @@ class Requester:
             raise self._unreachable(error) from None
         finally:
             kind = str(resource) if resource else "other"
-            metrics.api_requests(self.name, verb, kind, code).inc()
-            metrics.api_request_seconds(self.name, verb).observe(time.perf_counter() - started)
+            metrics.api_requests(self.name, action, kind, code).inc()
+            metrics.api_request_seconds(self.name, action).observe(time.perf_counter() - started)
 
         # Parsing blocks the event loop, so its time counts against the budget of the server.
         status = response.status
