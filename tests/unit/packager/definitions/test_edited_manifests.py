@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -12,24 +11,12 @@ from packager.definitions import dropped, kubevip, started
 from packager.definitions.files import released_files
 from packager.definitions.nodeconfig import NodeConfig, keep_files
 from packager.definitions.protection import protect
+from tests.support.edits import edited_objects
 from tests.support.packager.definitions import built, definition, k3s, kubeadm
 
 pytestmark = pytest.mark.unit
 
-SHAPES = (7, "text", ["a"], {"a": ["b"]}, [["a"]])
 KUBE_VIP = {"ipamType": "none", "endpoint": {"host": "172.16.0.5"}, "kubeVip": {}}
-
-
-def edited(value: Any) -> Iterator[Any]:
-    """Yield the value with each of its fields in turn replaced by something else."""
-    yield from SHAPES
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield {other: field for other, field in value.items() if other != key}
-            yield from ({**value, key: field} for field in edited(inner))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from ([*value[:index], item, *value[index + 1 :]] for item in edited(inner))
 
 
 @pytest.mark.parametrize("individual", [True, False], ids=["individual", "class"])
@@ -38,9 +25,7 @@ def test_any_field_of_an_existing_object_may_hold_anything(make: Callable[..., O
     snapshots = {"etcdSnapshots": {"retention": 3}} if make is not kubeadm else {}
     objects = built(make(individualObjects=individual, loadBalancer=KUBE_VIP, **snapshots)).objects
     for index, obj in enumerate(objects):
-        for changed in edited(obj):
-            if not isinstance(changed, dict):
-                continue
+        for changed in edited_objects(obj):
             existing = [*objects[:index], changed, *objects[index + 1 :]]
             keep_files(NodeConfig(), existing, objects)
             started.check_changes(existing, objects)
