@@ -146,4 +146,5 @@ def _objects(text: str) -> Iterator[tuple[str, Obj]]:
             # A chart may also write a List of objects.
             items = obj.get("items") if str(obj["kind"]).endswith("List") else None
             for item in items if isinstance(items, list) else [obj]:
-                yield file, item
+                if isinstance(item, dict):
+                    yield file, item
