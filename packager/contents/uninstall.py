@@ -198,9 +198,9 @@ def _release(options: Obj) -> Obj:
 
 
 def _parse(content: bytes | None) -> Obj | None:
-    """Return the options of a bundle (`fleet.yaml`), None if they cannot be parsed."""
+    """Return the options of a bundle (`fleet.yaml`) to change and write; None for other content."""
     try:
         options = load_yaml(content or b"", _LIMITS)
     except TextError:
         return None
-    return options if isinstance(options, dict) else None
+    return yaml.writable(options) if isinstance(options, dict) else None

@@ -35,6 +35,7 @@ class Site:
     """A repository, and what Fleet's agent has installed: each release remembers `keepResources` as deployed."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.store = Directory(folder, names=(CLUSTERS,))
         self.installed: dict[str, bool] = {}
 
@@ -278,3 +279,11 @@ def test_a_cni_waits_from_its_release_on(tmp_path: Path, clock: list[float]) -> 
     assert "may uninstall it now" in blind.push(facts(none, allowed=True))["cni"]
     for clock[0] in (2001.0, 2900.0):
         assert "waiting until" in blind.push(facts(none, allowed=True))["cni"]
+
+
+def test_options_that_a_user_edited_are_released_whatever_they_hold(site: Site) -> None:
+    site.push(cluster("a", {"ccm": {"enabled": True}}))
+    file = site.folder / FOLDER / "ccm" / "fleet.yaml"
+    file.write_text(f"{file.read_text()}7: 2026-01-01\n")
+    assert "ccm" in site.push(cluster("a", {"ccm": {"enabled": False}}))
+    assert site.bundles()["ccm"]["7"] == "2026-01-01"

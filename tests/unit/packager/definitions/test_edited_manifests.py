@@ -9,6 +9,7 @@ import pytest
 from caphv.api.object import Obj
 from packager.definitions import dropped, kubevip, started
 from packager.definitions.files import released_files
+from packager.definitions.manifest import parse_manifest
 from packager.definitions.nodeconfig import NodeConfig, keep_files
 from packager.definitions.protection import protect
 from tests.support.edits import edited_objects
@@ -34,3 +35,11 @@ def test_any_field_of_an_existing_object_may_hold_anything(make: Callable[..., O
             dropped.empty_pools(existing, objects[:1], "team-a")
             protect([changed])
             released_files([changed], "team-a")
+
+
+def test_values_that_json_does_not_have_are_read_as_an_api_server_reads_them() -> None:
+    text = b"kind: Cluster\nmetadata: {name: a}\nspec: {7: 2026-01-01, true: .inf, b: !!binary aGk=}\n"
+    (obj,) = parse_manifest(text)
+    assert obj["spec"]["7"] == "2026-01-01"
+    content = released_files([obj], "team-a")["cluster/cluster.yaml"]
+    assert parse_manifest(content) == [obj]
