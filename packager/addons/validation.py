@@ -56,7 +56,7 @@ def check_together(objs: Sequence[Obj]) -> list[Located]:
 
 def _cluster_findings(objs: Sequence[Obj], places: Mapping[int, int]) -> Iterator[Located]:
     for facts in facts_of(objs):
-        for finding in settings_of(facts)[1]:
+        for finding in settings_of(facts).findings:
             yield LocatedFinding(_place(finding, facts, places), finding)
 
 

@@ -87,13 +87,14 @@ def build(obj: Any, renderer: Renderer, previous: Tree, existing: Sequence[Obj] 
     :param existing: the objects of a running cluster, whose nodes keep the files that they started
         with until another change replaces them
     """
-    definition, findings = model.parse(obj)
+    parsed = model.parse(obj)
+    definition = parsed.definition
     if definition is None:
-        return Built(None, findings=findings)
+        return Built(None, findings=parsed.findings)
 
     facts = _facts(definition, config_before_rendering(definition))
     rendered = renderer.render_one(facts, previous)
-    findings = in_order([*findings, *map(at_definition, rendered.findings)])
+    findings = in_order([*parsed.findings, *map(at_definition, rendered.findings)])
     if not rendered.ok or rendered.settings is None:
         return Built(definition, rendered=rendered, findings=findings)
 
@@ -116,10 +117,10 @@ def build(obj: Any, renderer: Renderer, previous: Tree, existing: Sequence[Obj] 
 
     if definition.delivery == CLUSTER_RESOURCE_SET:
         # Manifests of the add-ons are rendered again, as HelmCharts.
-        sets, set_findings = addons.resource_sets(definition, rendered, renderer)
-        objects += sets
-        findings = in_order([*findings, *map(at_definition, set_findings)])
-        if set_findings:
+        sets = addons.resource_sets(definition, rendered, renderer)
+        objects += sets.objects
+        findings = in_order([*findings, *map(at_definition, sets.findings)])
+        if sets.findings:
             return Built(definition, rendered=rendered, findings=findings)
     for extra in (_health_check(definition), addons.git_repo(definition, rendered.settings)):
         if extra:
