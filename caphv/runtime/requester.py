@@ -56,8 +56,8 @@ class Requester:
     ) -> None:
         self.name = name
         self.budget = MemoryBudget(OWN_CACHE_BYTES, connection.server) if untrusted else None
-        self.fence = fence or _never
-        self.on_limit: Callable[[], None] = _never
+        self.fence = fence or _do_nothing
+        self.on_limit: Callable[[], None] = _do_nothing
         self._on_response = on_response or _ignore
 
         self._connection = connection
@@ -232,5 +232,5 @@ def _ignore(*_observed: object) -> None:
     """Observe no response."""
 
 
-def _never() -> None:
-    """Forbid no write, and report no limit."""
+def _do_nothing() -> None:
+    """Stand for a fence that forbids no write, and for a callback that reports no limit."""

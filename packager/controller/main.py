@@ -216,9 +216,9 @@ class Process:
         self._reporter.resync()
         self._upgrades.on_fleet_visible()
 
-    def _on_fleet_change(self, place: Key) -> None:
-        self._reporter.on_fleet_change(place)
-        self._upgrades.on_fleet_change(place)
+    def _on_fleet_change(self, bundle: Key) -> None:
+        self._reporter.on_fleet_change(bundle)
+        self._upgrades.on_fleet_change(bundle)
 
     def _on_upgrade_due(self) -> None:
         self.loop.debouncer.trigger_now()
