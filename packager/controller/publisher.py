@@ -257,7 +257,7 @@ class Publisher:
         """
         written = set(clusters_of(result.plan)) if result.commit else set()
         # Clusters without a valid rendering, or with a change that waits to be merged, are skipped.
-        # Their folder is compared with the one before their last rendering at a later call.
+        # A later call compares their folder with the folder at their last rendering.
         for rendered in batch.rendered:
             key = rendered.cluster
             if not rendered.ok or key in unmerged:

@@ -97,7 +97,7 @@ def _merge_items(items: Any, flag_items: list[Obj], key: str) -> Any:
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         return items
 
-    # The definition is not validated yet, so the field may hold a value that is no text.
+    # The definition is not validated yet, so the field may hold a value of any type.
     index_of: dict[str, int] = {}
     for index, item in enumerate(items):
         if isinstance(text := item.get(key), str):
@@ -119,7 +119,7 @@ def _set(obj: Obj, path: FieldPath, value: Any) -> Obj:
     """Return an object with a value at the path of a flag.
 
     A path with `EACH` sets the field in all pools of workers, or in a pool with the default name if
-    there are none. Pools that are no objects stay unchanged, because the schema reports them.
+    there are none. The schema reports pools that are not objects, so they stay unchanged.
     """
     if EACH not in path:
         return merge(obj, nest(path, value))

@@ -59,7 +59,7 @@ def _annotate(obj: Obj) -> Obj:
     metadata = obj.get("metadata")
     if not isinstance(metadata, dict):
         return obj
-    # A file may hold anything. Annotations that are no object would be refused anyway.
+    # A file may hold anything. The API server refuses annotations that are not an object.
     annotations = {**dict_at(metadata, "annotations"), POLICY: KEEP}
     return {**obj, "metadata": {**metadata, "annotations": annotations}}
 

@@ -276,7 +276,7 @@ def test_pools_of_a_flag_replace_interfaces_of_a_file_and_other_flags_join_them(
 
 @pytest.mark.parametrize("network", [["b"], {"name": "b"}, None])
 @pytest.mark.parametrize("flag", [("--mtu", "b=9000"), ("--routes", "b=10.20.0.0/16@10.0.0.2")])
-def test_interface_of_a_file_whose_network_is_no_text_is_refused(
+def test_interface_of_a_file_whose_network_is_not_text_is_refused(
     tmp_path: Path, flag: tuple[str, str], network: object
 ) -> None:
     file = tmp_path / "definition.yaml"

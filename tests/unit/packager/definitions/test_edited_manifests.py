@@ -1,4 +1,4 @@
-"""Manifests in the repository that a user has edited by hand: whatever a field holds, building goes on."""
+"""Manifests in the repository that a user has edited: whatever a field holds, clusters can be built."""
 
 from __future__ import annotations
 
