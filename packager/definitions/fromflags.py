@@ -24,8 +24,8 @@ def definition_of(values: Mapping[str, str], base: Obj | None = None) -> Obj:
     for flag in FLAGS:
         if values.get(flag.name):
             value = flag.value(values[flag.name])
-            if flag.merge_key:
-                value = _merge_items(at(obj, *flag.path) or [], value, flag.merge_key)
+            if flag.merge_field:
+                value = _merge_items(at(obj, *flag.path) or [], value, flag.merge_field)
             obj = _set(obj, flag.path, value)
     return obj if base is not None else merge(_defaults(obj), obj)
 

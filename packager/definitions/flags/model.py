@@ -22,7 +22,7 @@ class Flag:
     `metavar` is the form of the value, for the help. `ask` is the question, empty for flags that
     are not asked for. `default` is the value for an empty answer, None if an answer is required.
     `choices` are all values that the schema takes if they are few, for completion in a shell.
-    `merge_key` is the field that identifies an item of a list: the flag's items are merged with the
+    `merge_field` is the field that identifies an item of a list: the flag's items are merged with the
     equal items of a file and of earlier flags. If empty, the flag's list replaces any other list.
     """
 
@@ -34,7 +34,7 @@ class Flag:
     default: str | None = ""
     value: Callable[[str], Any] = values.as_typed
     choices: tuple[str, ...] = ()
-    merge_key: str = ""
+    merge_field: str = ""
 
     @property
     def parameter(self) -> str:
