@@ -97,7 +97,8 @@ def plan_changes(
             changes = _file_changes(existing, desired[folder], held.files.get(folder, set()))
             changes.write.update(held.preparations.get(folder, {}))
             if changes.write or changes.delete:
-                (changed if existing.owned else added).append(folder)
+                summary = changed if existing.owned else added
+                summary.append(folder)
         write.update({join_path(folder, path): content for path, content in changes.write.items()})
         delete += [join_path(folder, path) for path in changes.delete]
 
