@@ -22,8 +22,9 @@ class Flag:
     `metavar` is the form of the value, for the help. `ask` is the question, empty for flags that
     are not asked for. `default` is the value for an empty answer, None if an answer is required.
     `choices` are all values that the schema takes if they are few, for completion in a shell.
-    `merge_field` is the field that identifies an item of a list: the flag's items are merged with the
-    equal items of a file and of earlier flags. If empty, the flag's list replaces any other list.
+    `merge_field` is the field that identifies an item of a list: each item of the flag is merged
+    with the same item of a file or of an earlier flag. If empty, the flag's list replaces any other
+    list.
     """
 
     name: str
