@@ -32,7 +32,7 @@ def push(cluster: Built, build: Callable[[Tree], Built]) -> Built:
     from packager.contents.folders import compare_folders
     from packager.git.commit import Reason
     from packager.git.folder import Folder
-    from packager.git.prune import Pruning
+    from packager.git.pruning import Pruning
     from packager.tree import CLUSTER_ROOT, cluster_folder
 
     if cluster.definition is None or cluster.definition.fleet is None:

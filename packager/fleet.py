@@ -98,8 +98,8 @@ class Fleet:
 
     def connect(self) -> None:
         """Start the watches as soon as Fleet is installed."""
-        self._kinds.want(*_BUNDLE, self._on_bundle, transform=slim_bundle)
-        self._kinds.want(*_GIT_REPO, self._on_git_repo, transform=slim_git_repo)
+        self._kinds.want(*_BUNDLE, self._on_bundle, transform=trim_bundle)
+        self._kinds.want(*_GIT_REPO, self._on_git_repo, transform=trim_git_repo)
 
     def report(
         self, expected: ExpectedBundles, is_before: Callable[[str, str], bool]
@@ -183,6 +183,7 @@ def evaluate(
 
 
 def _missing_reason(readers: list[Obj] | None, expected: ExpectedBundles) -> str:
+    """Return why Bundles are missing; `readers` is None if GitRepos are not visible."""
     if readers == []:
         return (
             f"no GitRepo in namespace {expected.workspace} has the path {expected.folder}/*; "
@@ -294,17 +295,17 @@ def _matches(pattern: list[str], parts: list[str]) -> bool:
     return len(pattern) <= len(parts) and all(map(fnmatch.fnmatchcase, parts, pattern))
 
 
-def slim_bundle(bundle: Obj) -> Obj | None:
+def trim_bundle(bundle: Obj) -> Obj | None:
     """Keep only the fields of a Bundle that reports need; None if caphv did not create it."""
     labels = labels_of(bundle)
     if BUNDLE_LABEL not in labels:
         return None
 
     summary = dict_at(bundle, "status", "summary")
-    kept_labels = {name: labels[name] for name in (BUNDLE_LABEL, COMMIT_LABEL) if name in labels}
+    own_labels = {name: labels[name] for name in (BUNDLE_LABEL, COMMIT_LABEL) if name in labels}
 
     return {
-        "metadata": _metadata(bundle, kept_labels),
+        "metadata": _metadata(bundle, own_labels),
         "spec": {"uninstallable": _is_uninstallable(bundle, summary)},
         "status": {
             "processed": is_processed(bundle),
@@ -337,7 +338,7 @@ def _is_uninstallable(bundle: Obj, summary: Obj) -> bool:
     return is_processed(bundle) and is_deployed and not at(bundle, "spec", "keepResources")
 
 
-def slim_git_repo(git_repo: Obj) -> Obj:
+def trim_git_repo(git_repo: Obj) -> Obj:
     """Keep only the paths of a GitRepo, and the message why Fleet cannot read it."""
     return {
         "metadata": _metadata(git_repo, {}),
@@ -358,8 +359,9 @@ def reading_fault(git_repo: Obj) -> str:
 
 
 def _metadata(obj: Obj, labels: dict[str, str]) -> Obj:
-    kept = {name: obj["metadata"][name] for name in ("name", "namespace", "uid", "resourceVersion")}
-    return {**kept, "labels": labels}
+    """Return the metadata that caches need, with these labels."""
+    names = ("name", "namespace", "uid", "resourceVersion")
+    return {**{name: obj["metadata"][name] for name in names}, "labels": labels}
 
 
 def _first_message(messages: Iterable[str | None]) -> str:

@@ -59,7 +59,7 @@ class OptionalKinds:
         self.crds = Informer(
             client, CUSTOM_RESOURCE_DEFINITIONS, metadata_only=True, transform=_only_name
         )
-        # After a new CRD, a kind may exist.
+        # A kind that was missing may exist once a CRD is new.
         self.crds.add_handler(self._on_crd_change)
 
     def want(
@@ -122,16 +122,20 @@ class OptionalKinds:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _search(self, key: tuple[str, str]) -> None:
+        """Search the resource of a kind and watch it, unless that is under way."""
         if key not in self._tasks or self._tasks[key].done():
             self._tasks[key] = asyncio.create_task(self._watch(key))
 
     def _note_contact(self, key: tuple[str, str]) -> None:
+        """Settle a kind whose watch was accepted, even if it was known to be missing before."""
         if key not in self._contacted:
             self._contacted.add(key)
+            # Its objects are new to the listener, which is called only for a kind that settles.
             self._settled.discard(key)
             self._settle(key)
 
     def _note_error(self, key: tuple[str, str], informer: Informer, error: Exception) -> None:
+        """Keep an error for messages, and settle a kind that may not be listed."""
         self._errors[key] = error
         if informer.synced or isinstance(error, Forbidden | NotFound):
             self._settle(key)

@@ -68,6 +68,7 @@ def check(value: Any, path: FieldPath = ()) -> list[Finding]:
 
 
 def _check(value: Any, path: FieldPath) -> Iterator[Finding]:
+    """Yield a finding for each Secret and credential in a value, which is at a path."""
     if isinstance(value, str):
         if len(value) > _MAX_LENGTH:
             detail = (

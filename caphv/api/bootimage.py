@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from caphv.api.object import Obj, list_at
 
@@ -144,7 +144,14 @@ def look_up(lookup: Mapping[str, Any], version: str) -> str:
     return f"{namespace}{slash}{name}"
 
 
-def with_image_names(machine: Obj, version: str) -> tuple[Obj, list[str]]:
+class NamedImages(NamedTuple):
+    """A HarvesterMachine with the names of its images, and why lookups give none."""
+
+    machine: Obj
+    problems: list[str]
+
+
+def with_image_names(machine: Obj, version: str) -> NamedImages:
     """Return a HarvesterMachine whose lookups are replaced by names, and why some give none.
 
     The lookup stays next to the name. A machine without lookups is returned as it is.
@@ -153,7 +160,7 @@ def with_image_names(machine: Obj, version: str) -> tuple[Obj, list[str]]:
     """
     volumes = list_at(machine, "spec", "volumes")
     if not any(volume.get("imageLookup") for volume in volumes):
-        return machine, []
+        return NamedImages(machine, [])
 
     named = []
     problems = []
@@ -166,7 +173,7 @@ def with_image_names(machine: Obj, version: str) -> tuple[Obj, list[str]]:
             except ImageLookupError as error:
                 problems.append(f"spec.volumes[{index}].imageLookup: {error}")
         named.append({**volume, "imageName": name} if name else volume)
-    return {**machine, "spec": {**machine["spec"], "volumes": named}}, problems
+    return NamedImages({**machine, "spec": {**machine["spec"], "volumes": named}}, problems)
 
 
 def imports(cluster_spec: Mapping[str, Any]) -> dict[tuple[str, str], ImageImport]:

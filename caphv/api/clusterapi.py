@@ -1,5 +1,7 @@
 """Read fields of Cluster API's Cluster and Machine, in v1beta1 and v1beta2."""
 
+from typing import NamedTuple
+
 from caphv.api import conditions, names
 from caphv.api.object import Obj, at, dict_at, labels_of, list_at, text_at
 from caphv.api.objectid import group_of
@@ -52,10 +54,17 @@ def control_plane_initialized(cluster: Obj) -> bool:
     return conditions.is_true(list_at(cluster, "status", "conditions"), "ControlPlaneInitialized")
 
 
-def infrastructure_ref(obj: Obj) -> tuple[str, str]:
-    """Return kind and name of the infrastructure object of a Cluster or Machine; empty for none."""
+class InfrastructureRef(NamedTuple):
+    """Kind and name of an infrastructure object, which is in the namespace of its owner."""
+
+    kind: str
+    name: str
+
+
+def infrastructure_ref(obj: Obj) -> InfrastructureRef:
+    """Return the infrastructure object of a Cluster or Machine; empty texts for none."""
     ref = dict_at(obj, "spec", "infrastructureRef")
-    return str(ref.get("kind", "")), str(ref.get("name", ""))
+    return InfrastructureRef(str(ref.get("kind", "")), str(ref.get("name", "")))
 
 
 def bootstrap_secret_name(machine: Obj) -> str:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -75,16 +75,17 @@ def kinds_of_files() -> list[Obj]:
 def missing_fields(crd: Obj) -> list[str]:
     """Return the fields that this release has and a CRD of a cluster lacks, as sorted paths.
 
-    The API server drops such fields without a word. A field of a missing field is left out.
+    The API server drops such fields without a word. If a whole object is missing, only the path of
+    the object is listed, and not the paths of its fields.
 
-    :param crd: the CustomResourceDefinition of one of our kinds
+    :param crd: the CustomResourceDefinition of any kind; a kind of another project lacks nothing
     """
     name = crd["metadata"]["name"]
-    expected = {item["metadata"]["name"]: item for item in custom_resource_definitions()}
     served = {version["name"]: version for version in crd["spec"].get("versions") or ()}
 
-    missing = set()
-    for version in expected[name]["spec"]["versions"] if name in expected else ():
+    missing: set[str] = set()
+    expected = [item for item in custom_resource_definitions() if item["metadata"]["name"] == name]
+    for version in (version for item in expected for version in item["spec"]["versions"]):
         schema = at(served.get(version["name"]), "schema", "openAPIV3Schema")
         missing |= set(_missing_paths(version["schema"]["openAPIV3Schema"], schema, ""))
     return sorted(missing)
@@ -191,10 +192,12 @@ def _object_schema(files: dict[str, Obj], file: str, version: str) -> Obj:
 def _structural(form: _Form, file: str, node: Obj) -> Obj:
     """Return the structural form of `node`, a schema in `file`."""
     if "$ref" in node:
-        target_file, target = _resolve(form.files, file, node["$ref"])
+        target = _resolve(form.files, file, node["$ref"])
         # Siblings of a reference take precedence, because they are more specific than its target.
         siblings = {key: value for key, value in node.items() if key != "$ref"}
-        return _patch(_structural(form, target_file, target), _structural(form, file, siblings))
+        return _patch(
+            _structural(form, target.file, target.schema), _structural(form, file, siblings)
+        )
 
     schema = {
         key: _value(form, file, key, value)
@@ -236,17 +239,19 @@ def spelled_out(rule: str, shared: Obj) -> str:
     Schemas use macros because CEL cannot define functions, and rules about numbers of addresses are
     long.
     """
-    while match := _MACRO.search(rule):
+    text = rule
+    # The text of a macro may hold other macros, so search from the beginning again.
+    while match := _MACRO.search(text):
         name = match[1]
         argument = match[2]
         if name not in shared:
             msg = (
-                f"schemas: ${name} of rule {rule!r} is not in {_CEL} of {_SHARED}: correct the "
+                f"schemas: ${name} of rule {text!r} is not in {_CEL} of {_SHARED}: correct the "
                 "name or define it"
             )
             raise ValueError(msg)
-        rule = rule[: match.start()] + shared[name].replace("@", argument) + rule[match.end() :]
-    return rule
+        text = text[: match.start()] + shared[name].replace("@", argument) + text[match.end() :]
+    return text
 
 
 def ratcheting(node: Obj, *, comparable: bool = True) -> Obj:
@@ -276,7 +281,10 @@ def ratcheting(node: Obj, *, comparable: bool = True) -> Obj:
 
 
 def _forgiving(rule: Obj) -> Obj:
-    """Return a rule that accepts values which already broke it before the change."""
+    """Return a rule that accepts values which already broke it before the change.
+
+    A rule may also name a condition under which a new object may break it, in `x-caphv-new`.
+    """
     if "oldSelf" in rule["rule"]:
         return rule
     before = re.sub(r"\bself\b", "oldSelf.value()", rule["rule"])
@@ -287,7 +295,15 @@ def _forgiving(rule: Obj) -> Obj:
     return others | {"rule": f"({rule['rule']}) || ({exception})", "optionalOldSelf": True}
 
 
-def _resolve(files: dict[str, Obj], file: str, ref: str) -> tuple[str, Obj]:
+class _Target(NamedTuple):
+    """The schema that a reference names, and its file."""
+
+    file: str
+    schema: Obj
+
+
+def _resolve(files: dict[str, Obj], file: str, ref: str) -> _Target:
+    """Return the target of a reference in a file. Raises `ValueError` if it leads nowhere."""
     name, _, pointer = ref.partition("#")
     target_file = name or file
     node: Any = files.get(target_file)
@@ -299,7 +315,7 @@ def _resolve(files: dict[str, Obj], file: str, ref: str) -> tuple[str, Obj]:
             "definition"
         )
         raise ValueError(msg)
-    return target_file, node
+    return _Target(target_file, node)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,11 +1,14 @@
 """Decide which objects on Harvester a guest created, and whether they are deleted with it.
 
-The cloud provider in a guest creates LoadBalancers, its CSI driver PersistentVolumeClaims. Neither
-records an owner, and names prove nothing. So Harvester itself has to show whose they are, while VMs
-of the cluster exist: a LoadBalancer by the name of its guest, which VMs of this cluster and of no
-other one have, a claim by being hot-plugged to a VM of this cluster and never to another VM. The
-proof is kept in annotation `caphv.io/guest-of` of the object, because it has to outlive the VMs.
-Pure functions.
+The cloud provider in a guest creates LoadBalancers, and its CSI driver creates
+PersistentVolumeClaims. Neither records an owner, and the names of these objects prove nothing.
+Objects on Harvester prove the owner while VMs of the cluster exist:
+
+- A LoadBalancer has the name of its guest. Only VMs of this cluster may have the same name.
+- A claim is hot-plugged to a VM of this cluster, and was never seen with any other VM.
+
+Annotation `caphv.io/guest-of` of the object keeps the proof, because the object may outlive the
+VMs. Pure functions.
 """
 
 from __future__ import annotations
@@ -49,13 +52,13 @@ class Guest:
 
 
 class Proof(Enum):
-    """Whether an object is a guest's."""
+    """Whether a guest owns an object."""
 
     OURS = "ours"
     UNPROVEN = "unproven"
-    """Nothing shows whose it is."""
+    """Nothing shows who owns the object."""
     CONTESTED = "contested"
-    """Another owner has it, or may have it."""
+    """Another cluster owns the object, or may own it."""
 
 
 def is_vm_of(vm: Obj, guest: Guest) -> bool:
@@ -66,16 +69,17 @@ def is_vm_of(vm: Obj, guest: Guest) -> bool:
 
 
 def former_clusters(vm: Obj) -> list[str]:
-    """Return the management clusters that provably had a VM before, the last at the end."""
+    """Return the uids of the management clusters that provably had a VM before, oldest first."""
     text = annotations_of(vm).get(names.FORMER_CLUSTERS_ANNOTATION, "")
     return [uid for uid in text.split(",") if uid]
 
 
 def moved_from(vm: Obj, owner: Owner, by_hand: bool) -> dict[str, str | None]:
-    """Return the annotation of a VM that is adopted: its former management clusters.
+    """Return the annotation with the former management clusters of a VM that is adopted.
 
-    They prove what its guest created before. A VM that a user adopts proves nothing: it may be of a
-    cluster that still runs.
+    With it, objects that the guest created under a former management cluster still count as its
+    own. A VM that a user adopts by hand gets no annotation, because its former cluster may still
+    run and own these objects.
 
     :param vm: the VM with its former record
     :param owner: the machine that adopts it
@@ -94,9 +98,9 @@ def moved_from(vm: Obj, owner: Owner, by_hand: bool) -> dict[str, str | None]:
 
 
 def recorded_guest(obj: Obj) -> Owner | None:
-    """Return the HarvesterCluster whose guest an object is.
+    """Return the HarvesterCluster of the guest that owns an object, as the annotation proves it.
 
-    None without a proof, and for an object that others have had, too.
+    None if there is no proof, or if the annotation names several owners.
     """
     entries = proof_entries(obj)
     return _owner(next(iter(entries))) if len(entries) == 1 else None
@@ -114,17 +118,17 @@ def proof_annotations(obj: Obj, entries: Iterable[str]) -> dict[str, str]:
 
 
 def entry_of(owner: Owner) -> str:
-    """Return what the annotation has for a HarvesterCluster."""
+    """Return the entry of a HarvesterCluster in the annotation."""
     return f"{owner.management_cluster}/{owner.namespace}/{owner.name}/{owner.uid}"
 
 
 def proof_entries(obj: Obj) -> frozenset[str]:
-    """Return what the annotation has: HarvesterClusters, and VMs without one.
+    """Return the entries of the annotation: one for each HarvesterCluster, or for other VMs.
 
-    Empty for the proof of another object, which this one is a copy of.
+    There are none if the annotation was written for another object.
     """
-    # A backup or snapshot on Harvester keeps annotations, and a claim that is restored from it was
-    # perhaps never a guest's.
+    # A claim that is restored from a backup or snapshot has the annotation of the original claim,
+    # and perhaps no guest ever owned it. So the annotation begins with the uid of its object.
     uid, _, text = annotations_of(obj).get(names.GUEST_OF_ANNOTATION, "").partition(":")
     if not uid or uid != uid_of(obj):
         return frozenset()
@@ -141,17 +145,22 @@ def _owner(entry: str) -> Owner | None:
 
 
 def _without_former_selves(entries: Iterable[str], guest: Guest) -> Iterator[str]:
-    """Yield the entries but those of this HarvesterCluster before it was moved or restored.
+    """Yield the entries without those of this HarvesterCluster before it was moved or restored.
 
-    One of another management cluster may be of a cluster that still runs, unless it is proven.
+    A moved or restored HarvesterCluster has the same name and another uid. In another management
+    cluster, a HarvesterCluster of this name may belong to a cluster that still runs. So its entry
+    is left out only if that management cluster provably had this guest before.
     """
     owner = guest.owner
     management_clusters = {owner.management_cluster, *guest.former_clusters}
     for entry in entries:
         recorded = _owner(entry)
-        same = recorded and (recorded.namespace, recorded.name) == (owner.namespace, owner.name)
-        was_ours = recorded and same and recorded.management_cluster in management_clusters
-        if not was_ours or entry == entry_of(owner):
+        is_former_self = (
+            recorded is not None
+            and (recorded.namespace, recorded.name) == (owner.namespace, owner.name)
+            and recorded.management_cluster in management_clusters
+        )
+        if not is_former_self or entry == entry_of(owner):
             yield entry
 
 
@@ -174,16 +183,20 @@ def service_of(balancer: Obj) -> str:
 
 
 def balancer_proof(balancer: Obj, guest: Guest, vms: Iterable[Obj]) -> Proof:
-    """Return whether a LoadBalancer is the guest's.
+    """Return whether the guest owns a LoadBalancer.
 
-    VMs prove it while they exist, and after that the annotation which was written meanwhile. One
-    without it that is older than the cluster is of a former guest with the name.
+    VMs prove it while they exist. The annotation, which is written meanwhile, proves it after that.
+    A LoadBalancer without the annotation that is older than the cluster belongs to a former guest
+    of the same name.
 
+    :param balancer: the LoadBalancer
+    :param guest: the guest
     :param vms: all VMs of the LoadBalancer's namespace
     """
     if not guest.name or guest_name(balancer) != guest.name:
         return Proof.CONTESTED
 
+    # If another cluster has the same name, the LoadBalancer may serve either of them.
     nodes = [vm for vm in vms if may_serve(vm, guest.name)]
     if not all(is_vm_of(vm, guest) for vm in nodes):
         return Proof.CONTESTED
@@ -253,10 +266,13 @@ def _sources(vm: Obj, kind: str) -> Iterator[Obj]:
 
 
 def volume_entries(claim: Obj, guest: Guest, vms: Iterable[Obj]) -> frozenset[str]:
-    """Return all that the annotation of a claim has to say after VMs were seen with it.
+    """Return the entries that the annotation of a claim must have after these VMs were seen.
 
-    Empty while it was seen with none. An entry of another owner stays for as long as the claim.
+    Entries of the annotation stay, and each VM that uses the claim adds the entry of its owner. So
+    there are no entries until a VM was seen with the claim.
 
+    :param claim: the claim
+    :param guest: the guest
     :param vms: all VMs of the claim's namespace
     """
     name = claim["metadata"]["name"]
@@ -267,6 +283,7 @@ def volume_entries(claim: Obj, guest: Guest, vms: Iterable[Obj]) -> frozenset[st
             continue
         if not is_vm_of(vm, guest):
             entries.add(_ANOTHER)
+        # The claim of a machine's disk may be hot-plugged, too, and has an owner record.
         elif name in hotplugged_claims(vm) and not _has_owner(claim):
             entries = {*_without_former_selves(entries, guest), own_entry}
     return frozenset(entries)
@@ -278,9 +295,9 @@ def _has_owner(claim: Obj) -> bool:
 
 
 def reclaim_policy(claim: Obj) -> str:
-    """Return the reclaim policy that was learnt of a volume; empty if it was not."""
+    """Return the reclaim policy of a volume as the annotation records it; empty if unknown."""
     if not proof_entries(claim):
-        return ""  # nothing was learnt of this one: the annotation may be a copy
+        return ""  # the annotation may be a copy of the annotation of another claim
     return annotations_of(claim).get(names.RECLAIM_POLICY_ANNOTATION, "")
 
 

@@ -78,7 +78,7 @@ def addressed_numbers(spec: Mapping[str, Any]) -> tuple[int, ...]:
     )
 
 
-def settings_by_number(spec: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+def settings_by_number(spec: Mapping[str, Any]) -> list[NumberedSettings]:
     """Return number and settings of each interface that has settings, in their order.
 
     Settings for a network that the machine lacks are ignored; rule `interface-network` refuses
@@ -86,7 +86,7 @@ def settings_by_number(spec: Mapping[str, Any]) -> list[tuple[int, Mapping[str, 
     """
     named = {settings.get("network"): settings for settings in spec.get(FIELD) or ()}
     return [
-        (number, named[network])
+        NumberedSettings(number, named[network])
         for number, network in enumerate(spec.get("networks") or ())
         if network in named
     ]
@@ -99,6 +99,13 @@ def is_harvester_pool(pool: Mapping[str, Any]) -> bool:
     """
     kind = (resources.IP_POOLS.group, resources.IP_POOLS.kind)
     return (pool.get("apiGroup"), pool.get("kind")) == kind
+
+
+class NumberedSettings(NamedTuple):
+    """The settings of an interface, and its number, from 0."""
+
+    number: int
+    settings: Mapping[str, Any]
 
 
 class HarvesterPool(NamedTuple):
@@ -267,18 +274,27 @@ def _route_conflicts(
     connected: Sequence[IPNetwork] | None,
     seen: _Seen,
 ) -> Iterator[Conflict]:
+    """Yield the problems of the routes of an interface, and routes that an interface has already.
+
+    :param index: index of the interface in the settings
+    :param interface: its settings
+    :param connected: the networks that it has addresses of, empty with DHCP, None if unknown
+    :param seen: what the interfaces before it have
+    """
     routes = _listed(interface.get("routes"))
+    reachable = connected
     if routes and connected == () and interface.get(_STATIC) is None:
         detail = (
             "need an interface with addresses or addressesFromPools: guests take those next to "
             "DHCP from its server"
         )
         yield Conflict(ROUTE, (index, "routes"), detail)
-        connected = None
+        # Do not also report each route, because its router is in no network of the interface.
+        reachable = None
 
     static = interfaceaddresses.interfaces_of(_listed(interface.get(_STATIC)))
     own_addresses = [address.ip for address in static]
-    for problem in interfaceaddresses.route_problems(routes, connected, own_addresses):
+    for problem in interfaceaddresses.route_problems(routes, reachable, own_addresses):
         path = (index, "routes", *problem.path)
         yield Conflict(ROUTE, path, problem.detail, problem.value)
 

@@ -16,7 +16,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of, at
@@ -118,37 +118,52 @@ def held(pool: Obj, identity: str, cluster: str) -> dict[str, bool]:
     return addresses
 
 
-def held_by_machine(pool: Obj, machine: str, cluster: str) -> dict[str, tuple[str, bool]]:
-    """Return the addresses of a machine, those of single interfaces included.
+class MachineEntry(NamedTuple):
+    """An entry of a machine: its id, and whether it is marked for this management cluster."""
 
-    The values are the id, and whether the address is marked for this management cluster. As with
-    `held`, entries of other management clusters are left out.
+    holder: str
+    is_marked: bool
+
+
+def held_by_machine(pool: Obj, machine: str, cluster: str) -> dict[str, MachineEntry]:
+    """Return the entries of a machine by address, those of single interfaces included.
+
+    As with `held`, entries of other management clusters are left out.
     """
-    addresses: dict[str, tuple[str, bool]] = {}
+    addresses: dict[str, MachineEntry] = {}
     for address, holder in allocated(pool).items():
+        # Most entries belong to other machines, which the prefix tells faster.
         if not holder.startswith(machine) or machine_holder(holder) != machine:
             continue
         marked_for = mark(pool, address)
         if marked_for in ("", cluster):
-            addresses[address] = holder, bool(marked_for)
+            addresses[address] = MachineEntry(holder, bool(marked_for))
     return addresses
 
 
-def subnet_of(pool: Obj, address: str) -> tuple[int, str]:
-    """Return prefix length and gateway of the subnet that an address is in; 0 for none.
+class Subnet(NamedTuple):
+    """Prefix length and gateway of a subnet; 0 and an empty text for no subnet."""
+
+    prefix_length: int
+    gateway: str
+
+
+def subnet_of(pool: Obj, address: str) -> Subnet:
+    """Return the subnet that an address is in. Raises InvalidPoolError.
 
     The gateway is empty unless the range names it: Harvester keeps the first address of a subnet
-    free, whether or not a router has it. Raises InvalidPoolError.
+    free, whether or not a router has it.
     """
     parsed = _address(address)
-    specs = (pool.get("spec") or {}).get("ranges") or ()
+    # This validates all ranges, even those after the subnet.
     ranges_of(pool)
+    specs = at(pool, "spec", "ranges") or ()
     for index, spec in enumerate(specs):
         subnet = ipaddress.ip_network(spec["subnet"], strict=False)
         part = _range(spec, f"spec.ranges[{index}] of IPPool {pool['metadata']['name']}")
         if parsed is not None and parsed in part:
-            return subnet.prefixlen, str(spec.get("gateway") or "")
-    return 0, ""
+            return Subnet(subnet.prefixlen, str(spec.get("gateway") or ""))
+    return Subnet(0, "")
 
 
 def holds(pool: Obj, address: str, identity: str, cluster: str) -> bool:

@@ -142,9 +142,10 @@ def at(obj: Any, *path: str | int) -> Any:
     `at(obj, "status", "conditions")` needs no object of the right shape: a value of another type
     on the way has nothing below it. A list is such a value, even for a number as part of a path.
     """
+    value = obj
     for key in path:
-        obj = obj.get(key) if isinstance(obj, dict) else None
-    return obj
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def text_at(obj: Any, *path: str | int) -> str:

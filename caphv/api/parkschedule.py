@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from caphv.api.names import PARK_SCHEDULE_ANNOTATION
@@ -82,6 +83,20 @@ class Moment:
     until: datetime | None
 
 
+class _ParsedWindow(NamedTuple):
+    """A window, and the name of its time zone, which is empty if it names none."""
+
+    window: Window
+    zone: str
+
+
+class _Span(NamedTuple):
+    """Start and end of a window on a day, in UTC."""
+
+    start: datetime
+    end: datetime
+
+
 def parse_schedule(text: str) -> Schedule:
     """Parse the value of the annotation. Raises `ScheduleError`."""
     if len(text) > _MAX_SCHEDULE:
@@ -92,10 +107,10 @@ def parse_schedule(text: str) -> Schedule:
     for part in text.split(";"):
         if not part.strip():
             raise _error(text, "has an empty window")
-        window, zone = _parse_window(text, part.split())
-        windows.append(window)
-        if zone:
-            zones.add(zone)
+        parsed = _parse_window(text, part.split())
+        windows.append(parsed.window)
+        if parsed.zone:
+            zones.add(parsed.zone)
     if len(zones) > 1:
         raise _error(text, f"has several time zones, {' and '.join(sorted(zones))}: keep one")
     return Schedule(tuple(windows), zones.pop() if zones else "UTC")
@@ -141,26 +156,28 @@ def state_at(schedule: Schedule, zone: tzinfo, now: datetime) -> Moment:
     :param zone: the zone of their times
     :param now: an aware time, in any zone
     """
-    now = now.astimezone(UTC)
     today = now.astimezone(zone).date()
     days = (today + timedelta(days=offset) for offset in _RELEVANT_DAYS)
     spans = sorted(span for day in days for span in _spans(schedule, zone, day))
-    upcoming = [start for start, _ in spans if start > now]
-    ends = [end for start, end in spans if start <= now < end]
+    ends = [span.end for span in spans if span.start <= now < span.end]
     if not ends:
-        return Moment(False, min(upcoming, default=None))
+        return Moment(False, min((span.start for span in spans if span.start > now), default=None))
 
-    # A window that begins before or at the end of this one extends it.
+    # A window that begins before or at the end of this one extends it. The spans are sorted, so one
+    # pass finds all extensions.
     until = max(ends)
-    for start, end in spans:
-        if start <= until:
-            until = max(until, end)
+    for span in spans:
+        if span.start <= until:
+            until = max(until, span.end)
     is_endless = until - now > _MAX_AHEAD
     return Moment(True, None if is_endless else until)
 
 
-def _parse_window(text: str, words: list[str]) -> tuple[Window, str]:
-    """Return a window and the name of its time zone, which is empty if it has none."""
+def _parse_window(text: str, words: list[str]) -> _ParsedWindow:
+    """Parse the words of a window: days, times and a zone, each optional, in this order.
+
+    Raises `ScheduleError` for words in another order, and for a window without days and times.
+    """
     remaining = list(words)
     days = frozenset(range(7))
     start = 0
@@ -186,7 +203,7 @@ def _parse_window(text: str, words: list[str]) -> tuple[Window, str]:
         zone = remaining.pop(0)
     if remaining:
         raise _error(text, f"has {_shown(remaining[0])} in a window, which is not understood")
-    return Window(days, start, end), zone
+    return _ParsedWindow(Window(days, start, end), zone)
 
 
 def _parse_days(text: str) -> frozenset[int]:
@@ -201,8 +218,8 @@ def _parse_days(text: str) -> frozenset[int]:
     return frozenset(days)
 
 
-def _spans(schedule: Schedule, zone: tzinfo, day: date) -> Iterator[tuple[datetime, datetime]]:
-    """Yield start and end of the windows that begin on a day."""
+def _spans(schedule: Schedule, zone: tzinfo, day: date) -> Iterator[_Span]:
+    """Yield the spans of the windows that begin on a day."""
     for window in schedule.windows:
         if day.weekday() not in window.days:
             continue
@@ -210,13 +227,14 @@ def _spans(schedule: Schedule, zone: tzinfo, day: date) -> Iterator[tuple[dateti
         start = _instant(day, window.start, zone)
         end = _instant(last_day, window.end, zone)
         if start < end:  # not if the clock skips all of it
-            yield start, end
+            yield _Span(start, end)
 
 
 def _instant(day: date, minutes: int, zone: tzinfo) -> datetime:
-    days, minutes = divmod(minutes, _DAY_MINUTES)
-    local = time(minutes // 60, minutes % 60)
-    return datetime.combine(day + timedelta(days=days), local, zone).astimezone(UTC)
+    """Return the time that is so many minutes after midnight by the clock, up to 24:00."""
+    hour = minutes // 60 % 24
+    local_day = day + timedelta(days=minutes // _DAY_MINUTES)
+    return datetime.combine(local_day, time(hour, minutes % 60), zone).astimezone(UTC)
 
 
 def _shown(text: str) -> str:

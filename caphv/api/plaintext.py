@@ -20,11 +20,13 @@ def plain(text: str, longest: int) -> str:
     Other control characters become blanks. Line feeds and tabs stay, because messages of several
     lines use them.
     """
-    text = text if len(text) <= longest else f"{text[: longest - 1]}…"
-    if text.isprintable():
-        return text
-    text = _SEQUENCE.sub("", text)
-    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)
+    shortened = text if len(text) <= longest else f"{text[: longest - 1]}…"
+    if shortened.isprintable():
+        return shortened
+    without_sequences = _SEQUENCE.sub("", shortened)
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else " " for char in without_sequences
+    )
 
 
 def printable(text: str) -> str:

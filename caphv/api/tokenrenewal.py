@@ -1,8 +1,9 @@
 """When the provider renews the token of a HarvesterClusterIdentity, and which token counts: pure.
 
-Field `tokenRenewal` has the provider exchange the credentials in the user's Secret for a token that
-ends soon. Annotations of the Secret in which it keeps this token record what it was exchanged for.
-Times are those of this process: a token says how long it lives, and clocks of servers may differ.
+With field `tokenRenewal`, the provider exchanges the credentials in the user's Secret for a token
+that ends soon. The provider keeps this token in a Secret of its own, whose annotations record the
+exchanged credentials and the times. All times are by the clock of this process, because clocks of
+servers may differ: a server only says how long a token lives.
 """
 
 from __future__ import annotations
@@ -57,10 +58,12 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """What the annotations of a Secret say about the token in it.
+    """The record of a token in the annotations of its Secret.
 
     :param source: fingerprint of the credentials that were exchanged
-    :param scope: hash of what else the token depends on, see `scope_of`
+    :param scope: hashes of owner and settings, see `scope_of`
+    :param renew_at: when the token should be renewed
+    :param expires_at: until when requests may start with the token
     """
 
     source: str
@@ -73,16 +76,22 @@ class Issued:
         return now < self.expires_at
 
     def is_of(self, scope: str) -> bool:
-        """Return whether the token is one of the same identity, whatever its settings were."""
+        """Return whether a scope has the same owner, whatever the settings are."""
         return self.scope.partition("-")[0] == scope.partition("-")[0]
 
     def end(self) -> Issued:
-        """Return the record of this token if it is not to be used any more, whatever the time."""
+        """Return the record with which this token is not used any more.
+
+        The time when the token really ends stays in the record, in `renew_at`.
+        """
         return replace(self, renew_at=self.ends_at, expires_at=_LONG_AGO)
 
     @property
     def ends_at(self) -> datetime:
-        """When the token ends, also one that is not to be used: it may have to be revoked."""
+        """When the token ends, even if it is not used any more, because it may have to be revoked.
+
+        See `end`, which leaves the time in `renew_at`.
+        """
         return max(self.renew_at, self.expires_at)
 
     @property
@@ -129,11 +138,11 @@ def identity_name(secret: str) -> str:
 
 
 def scope_of(renewal: Renewal, identity_uid: str, management_cluster: str) -> str:
-    """Return two hashes of what a token depends on, apart from the credentials that were exchanged.
+    """Return two hashes, joined by a dash: of the owner of a token, and of its settings.
 
-    The first one is of its owner. A Secret that another management cluster wrote, or the provider
-    for a former identity of this name, has another. Such a token is revoked by others. The second
-    one is of settings: a token with former ones is valid until there is one with the new ones.
+    The owner is an identity in a management cluster. A Secret with another owner was written by
+    another management cluster, or for a former identity of this name, and its token is not revoked
+    here. A token with former settings stays valid until there is a token with the new settings.
     """
     # The life of a token counts from the next renewal on.
     settings = renewal.account, renewal.targets, renewal.server

@@ -56,13 +56,13 @@ class BackupsCheck:
 
 def backup_policy(spec: Obj) -> BackupPolicy | None:
     """Return the policy in the spec of a HarvesterCluster, None without the field."""
-    given = dict_at(spec, "controlPlaneBackups")
-    if not given:
+    settings = dict_at(spec, "controlPlaneBackups")
+    if not settings:
         return None
     return BackupPolicy(
-        keep=int(given["keep"]),
-        seconds=int(given.get("timeoutSeconds") or _DEFAULT_SECONDS),
-        retain=given.get("deletionPolicy") == "Retain",
+        keep=int(settings["keep"]),
+        seconds=int(settings.get("timeoutSeconds") or _DEFAULT_SECONDS),
+        retain=settings.get("deletionPolicy") == "Retain",
     )
 
 
@@ -159,12 +159,13 @@ def is_replaced(machine: Obj, cluster: Obj, others: Iterable[Obj]) -> bool:
     """
     if being_deleted(cluster) or _has_failed(machine):
         return False
-    # KubeadmControlPlane and RKE2ControlPlane report this.
+    # KubeadmControlPlane and RKE2ControlPlane report whether a machine is as they want it.
     up_to_date = (_condition(machine, "UpToDate") or {}).get("status")
     if up_to_date in ("True", "False"):
         return up_to_date == "False"
 
-    # Of others, such as K3s, only versions tell: that of the topology, or of a newer machine.
+    # Other control planes, such as K3s, report nothing, so compare versions: a rollout replaces a
+    # machine whose version is not that of the topology, or that of a newer machine.
     version = text_at(machine, "spec", "version")
     intended = text_at(cluster, "spec", "topology", "version")
     if intended:

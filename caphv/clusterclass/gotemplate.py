@@ -10,7 +10,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -64,9 +64,7 @@ def render(template: str, variables: Obj) -> str:
 
     # The pieces are in reverse order, because removing one from the end of a list moves no others.
     pieces = list(_pieces(template))[::-1]
-    nodes, end = _parse(pieces, 0, ())
-    if end is not None:
-        raise UnsupportedError(f"{{{{ {end} }}}} has no beginning")
+    nodes = _parse(pieces, 0, ()).nodes
     return "".join(_Renderer(variables).run(nodes, variables))
 
 
@@ -280,13 +278,15 @@ def _pieces(template: str) -> Iterator[tuple[str, str]]:
     yield "text", tail.lstrip() if trims else tail
 
 
-def _parse(
-    pieces: list[tuple[str, str]], depth: int, ends: tuple[str, ...]
-) -> tuple[list[_Node], str | None]:
-    """Parse pieces from the end of the list to nodes, until one of the words in `ends`.
+class _Block(NamedTuple):
+    """Parsed nodes, and the action that ended them, empty at the end of the template."""
 
-    Returns the nodes, and the action that ended them.
-    """
+    nodes: list[_Node]
+    end: str
+
+
+def _parse(pieces: list[tuple[str, str]], depth: int, ends: tuple[str, ...]) -> _Block:
+    """Parse pieces from the end of the list to nodes, until one of the words in `ends`."""
     if depth > _MAX_DEPTH:
         raise UnsupportedError("blocks are nested too deeply")
 
@@ -299,12 +299,12 @@ def _parse(
 
         word = text.split(None, 1)[0] if text else ""
         if word in ends:
-            return nodes, text
+            return _Block(nodes, text)
         nodes.append(_parse_action(pieces, depth, word, text))
 
     if ends:
         raise UnsupportedError("a block is not closed")
-    return nodes, None
+    return _Block(nodes, "")
 
 
 def _parse_action(pieces: list[tuple[str, str]], depth: int, word: str, text: str) -> _Node:
@@ -324,8 +324,7 @@ def _parse_action(pieces: list[tuple[str, str]], depth: int, word: str, text: st
         test = text.removeprefix("range").strip()
         if ":=" in test:
             raise UnsupportedError("range with variables")
-        body, _ = _parse(pieces, depth + 1, ("end",))
-        return _Range(test, body)
+        return _Range(test, _parse(pieces, depth + 1, ("end",)).nodes)
 
     if word in ("else", "end", "with", "define", "template", "block", "break", "continue"):
         raise UnsupportedError(f"{{{{ {text} }}}}")
@@ -333,11 +332,12 @@ def _parse_action(pieces: list[tuple[str, str]], depth: int, word: str, text: st
 
 
 def _branches(pieces: list[tuple[str, str]], depth: int, test: str) -> list[_Branch]:
-    """Return the tests and bodies of an `if` with its `else if` and `else`."""
+    """Return the tests and bodies of an `if` with its `else if` and `else`, whose test is empty."""
     branches = []
+    branch_test = test
     while True:
-        body, end = _parse(pieces, depth + 1, ("else", "end"))
-        branches.append(_Branch(test, body))
-        if end == "end":
+        block = _parse(pieces, depth + 1, ("else", "end"))
+        branches.append(_Branch(branch_test, block.nodes))
+        if block.end == "end":
             return branches
-        test = str(end).removeprefix("else").strip().removeprefix("if").strip()
+        branch_test = block.end.removeprefix("else").strip().removeprefix("if").strip()

@@ -235,22 +235,21 @@ def _variable(path: str, variables: Obj) -> Any:
 
 def _with_defaults(value: Any, schema: Obj) -> Any:
     """Return a value with the defaults of its schema, at all depths."""
-    if value is None:
-        value = copy.deepcopy(schema.get("default"))
+    filled = copy.deepcopy(schema.get("default")) if value is None else value
+    if isinstance(filled, list) and isinstance(schema.get("items"), dict):
+        return [_with_defaults(item, schema["items"]) for item in filled]
+    if not isinstance(filled, dict):
+        return filled
 
-    if isinstance(value, dict):
-        properties = schema.get("properties") or {}
-        for name, property_schema in properties.items():
-            member = _with_defaults(value.get(name), property_schema)
-            if member is not None:
-                value = {**value, name: member}
-
-        others = schema.get("additionalProperties")
-        if isinstance(others, dict):
-            value = {
-                name: member if name in properties else _with_defaults(member, others)
-                for name, member in value.items()
-            }
-    elif isinstance(value, list) and isinstance(schema.get("items"), dict):
-        value = [_with_defaults(item, schema["items"]) for item in value]
-    return value
+    # A property without a value may have a default. Any other field of the object has a value.
+    properties = schema.get("properties") or {}
+    others = schema.get("additionalProperties")
+    members = dict(filled)
+    if isinstance(others, dict):
+        for name in filled.keys() - properties.keys():
+            members[name] = _with_defaults(filled[name], others)
+    for name, property_schema in properties.items():
+        member = _with_defaults(filled.get(name), property_schema)
+        if member is not None:
+            members[name] = member
+    return members

@@ -252,15 +252,16 @@ class Informer:
         if cached is not None and not force and resource_version(cached) >= resource_version(obj):
             return
 
-        slim = self._transform(obj)
-        if slim is None:
+        stored = self._transform(obj)
+        if stored is None:
+            # The object is not of interest any more, so readers must not find it.
             if cached is not None:
                 self.remove(key, obj)
             return
 
-        self._account(key, slim)
-        old = self.store.put(key, slim)
-        self._notify(Change(self.resource, old, slim))
+        self._account(key, stored)
+        old = self.store.put(key, stored)
+        self._notify(Change(self.resource, old, stored))
 
     def complete_list(self, keys: set[Key], version: int, *, was_restored: bool) -> None:
         """Remove objects that the list of this version lacks: they were deleted meanwhile.
@@ -277,13 +278,16 @@ class Informer:
         self.synced = True
         self._first_list.set()
 
-    def _account(self, key: Key, slim: Obj | None) -> None:
-        """Charge the memory of an object to the server's budget. Raises `TooLarge`."""
+    def _account(self, key: Key, stored: Obj | None) -> None:
+        """Charge the memory of an object to the server's budget, or release it for None.
+
+        Raises `TooLarge`.
+        """
         if not self._client.budget:
             return
-        size = memory_of(slim) if slim is not None else 0
+        size = memory_of(stored) if stored is not None else 0
         self._client.budget.charge(size - self._sizes.get(key, 0))
-        if slim is None:
+        if stored is None:
             self._sizes.pop(key, None)
         else:
             self._sizes[key] = size

@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from typing import Any, TypeVar
 
-from caphv.api.object import Obj
+from caphv.api.object import Obj, dict_at, text_at
 from caphv.api.plaintext import LONGEST_ERROR, plain
 
 
@@ -155,11 +155,10 @@ def error_from(status: int, body: Any, retry_after: str | None = None) -> ApiErr
 
     The body may be whatever a proxy returned.
     """
-    body = body if isinstance(body, dict) else {}
     # Clean the texts of a server, which may be hostile and end up in conditions, Events and logs.
-    reason = plain(str(body.get("reason") or ""), 256)
-    message = plain(str(body.get("message") or ""), LONGEST_ERROR)
-    details = dict(body["details"]) if isinstance(body.get("details"), dict) else {}
+    reason = plain(text_at(body, "reason"), 256)
+    message = plain(text_at(body, "message"), LONGEST_ERROR)
+    details = dict(dict_at(body, "details"))
 
     if status == 401 and message in ("", "Unauthorized"):
         message = (

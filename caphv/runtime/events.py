@@ -13,7 +13,7 @@ import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from caphv.api.conditions import current_time
 from caphv.api.object import EVENTS, Obj
@@ -42,15 +42,31 @@ class _Series:
     last: float
 
 
+class _QueuedEvent(NamedTuple):
+    """An Event that is not written yet."""
+
+    obj: Obj
+    kind: EventType
+    reason: str
+    message: str
+
+
+class _Bucket(NamedTuple):
+    """The tokens of an object, and the time at which they were counted."""
+
+    tokens: float
+    counted_at: float
+
+
 class EventRecorder:
     """Queue Events with `event` and write them with `run`. `component` is shown as their source."""
 
     def __init__(self, client: ApiClient, component: str) -> None:
         self._client = client
         self._component = component
-        self._buffer: asyncio.Queue[tuple[Obj, EventType, str, str]] = asyncio.Queue(_BUFFER)
+        self._buffer: asyncio.Queue[_QueuedEvent] = asyncio.Queue(_BUFFER)
         self._series: OrderedDict[tuple[str, str, str], _Series] = OrderedDict()
-        self._budget: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def event(self, obj: Obj, kind: EventType, reason: str, message: str) -> None:
         """Queue an Event about an object (its `kind` and `apiVersion` must be set)."""
@@ -58,47 +74,50 @@ class EventRecorder:
             metrics.EVENTS_DROPPED.inc()
             return
         try:
-            self._buffer.put_nowait((obj, kind, reason, plain(message, LONGEST_EVENT)))
+            self._buffer.put_nowait(_QueuedEvent(obj, kind, reason, plain(message, LONGEST_EVENT)))
         except asyncio.QueueFull:
             metrics.EVENTS_DROPPED.inc()
 
     def is_limited(self, obj: Obj) -> bool:
         """Return whether further Events of an object are dropped now."""
         uid = obj["metadata"].get("uid", "")
-        return uid in self._budget and self._tokens(uid) < 1
+        return uid in self._buckets and self._tokens(uid) < 1
 
     async def run(self) -> None:
         """Write Events until cancelled."""
         while True:
-            item = await self._buffer.get()
+            event = await self._buffer.get()
             try:
-                await self._write(*item)
+                await self._write(event)
             except Exception:
                 # A malformed object must not stop the process.
-                log.exception("cannot write Event %s", item[2])
+                log.exception("cannot write Event %s", event.reason)
 
     async def flush(self, timeout: float = 2.0) -> None:
         """Write buffered Events for at most `timeout` seconds; for shutdown."""
         deadline = time.monotonic() + timeout
         while not self._buffer.empty() and time.monotonic() < deadline:
-            await self._write(*self._buffer.get_nowait())
+            await self._write(self._buffer.get_nowait())
 
-    async def _write(self, obj: Obj, kind: EventType, reason: str, message: str) -> None:
+    async def _write(self, event: _QueuedEvent) -> None:
+        """Raise the count of the previous Event for a repetition, else create an Event."""
+        key = _series_key(event)
         try:
-            series = self._continue_series(obj, reason, message)
+            series = self._continue_series(key)
             if series:
                 patch = {"count": series.count, "lastTimestamp": current_time()}
                 await self._client.patch(EVENTS, series.name, series.namespace, patch)
             else:
-                await self._create(obj, kind, reason, message)
+                await self._create(event)
         except NotFound:
-            self._series.pop(_series_key(obj, reason, message), None)
+            # The Event was deleted. The next repetition creates another one.
+            self._series.pop(key, None)
         except RequestError as error:
-            log.debug("Event %s of %s not written: %s", reason, obj["metadata"]["name"], error)
+            name = event.obj["metadata"]["name"]
+            log.debug("Event %s of %s not written: %s", event.reason, name, error)
 
-    def _continue_series(self, obj: Obj, reason: str, message: str) -> _Series | None:
+    def _continue_series(self, key: tuple[str, str, str]) -> _Series | None:
         """Count a repetition; return None if the Event is new."""
-        key = _series_key(obj, reason, message)
         series = self._series.get(key)
         if series is None or time.monotonic() - series.last > _REPEAT_SECONDS:
             return None
@@ -107,36 +126,36 @@ class EventRecorder:
         self._series.move_to_end(key)
         return series
 
-    async def _create(self, obj: Obj, kind: EventType, reason: str, message: str) -> None:
+    async def _create(self, event: _QueuedEvent) -> None:
         """Create an Event and remember it, so that repetitions raise its count."""
-        metadata = obj["metadata"]
+        metadata = event.obj["metadata"]
         namespace = metadata.get("namespace") or "default"
-        key = _series_key(obj, reason, message)
+        key = _series_key(event)
         digest = hashlib.sha256("\0".join((*key, str(time.time_ns()))).encode()).hexdigest()[:16]
         name = f"{metadata['name'][:200].rstrip('.-')}.{digest}"
         timestamp = current_time()
 
-        event = {
+        body = {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": namespace},
             "involvedObject": {
-                "apiVersion": obj["apiVersion"],
-                "kind": obj["kind"],
+                "apiVersion": event.obj["apiVersion"],
+                "kind": event.obj["kind"],
                 "name": metadata["name"],
                 "namespace": metadata.get("namespace", ""),
                 "uid": metadata.get("uid", ""),
                 "resourceVersion": metadata.get("resourceVersion", ""),
             },
-            "type": kind,
-            "reason": reason,
-            "message": message,
+            "type": event.kind,
+            "reason": event.reason,
+            "message": event.message,
             "source": {"component": self._component},
             "firstTimestamp": timestamp,
             "lastTimestamp": timestamp,
             "count": 1,
         }
-        await self._client.create(EVENTS, event)
+        await self._client.create(EVENTS, body)
 
         self._series[key] = _Series(name=name, namespace=namespace, count=1, last=time.monotonic())
         while len(self._series) > _MAX_CACHED:
@@ -146,17 +165,21 @@ class EventRecorder:
         """Take a token from the bucket of an object, and return whether it had one."""
         tokens = self._tokens(uid)
         has_token = tokens >= 1
-        self._budget[uid] = (tokens - 1 if has_token else tokens, time.monotonic())
-        self._budget.move_to_end(uid)
-        while len(self._budget) > _MAX_CACHED:
-            self._budget.popitem(last=False)
+        self._buckets[uid] = _Bucket(tokens - 1 if has_token else tokens, time.monotonic())
+        self._buckets.move_to_end(uid)
+        while len(self._buckets) > _MAX_CACHED:
+            self._buckets.popitem(last=False)
         return has_token
 
     def _tokens(self, uid: str) -> float:
-        moment = time.monotonic()
-        tokens, last = self._budget.get(uid, (float(_BURST), moment))
-        return min(float(_BURST), tokens + (moment - last) / _TRICKLE_SECONDS)
+        """Return the tokens that an object has now; a new object has a full bucket."""
+        bucket = self._buckets.get(uid)
+        if bucket is None:
+            return float(_BURST)
+        earned = (time.monotonic() - bucket.counted_at) / _TRICKLE_SECONDS
+        return min(float(_BURST), bucket.tokens + earned)
 
 
-def _series_key(obj: Obj, reason: str, message: str) -> tuple[str, str, str]:
-    return obj["metadata"].get("uid", ""), reason, message
+def _series_key(event: _QueuedEvent) -> tuple[str, str, str]:
+    """Return what all Events of one series have in common: the object's uid, and the text."""
+    return event.obj["metadata"].get("uid", ""), event.reason, event.message

@@ -50,9 +50,9 @@ def configure(level: str, log_format: Format, stream: TextIO | None = None) -> N
 
     `auto` logs JSON unless the stream is a terminal.
     """
-    stream = stream or sys.stderr
-    as_json = log_format == "json" or (log_format == "auto" and not stream.isatty())
-    handler = _Handler(stream)
+    output = stream or sys.stderr
+    as_json = log_format == "json" or (log_format == "auto" and not output.isatty())
+    handler = _Handler(output)
     handler.addFilter(_add_fields)
     handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -103,14 +103,14 @@ class _JsonFormatter(logging.Formatter):
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
-        place = ""
+        subject = ""
         fields = getattr(record, "caphv_fields", {})
         for name in ("object", "cluster", "server"):
             if name in fields:
-                place = f" [{fields[name]}]"
+                subject = f" [{fields[name]}]"
                 break
 
-        text = f"{clock} {record.levelname[:4]:4}{place} {record.getMessage()}"
+        text = f"{clock} {record.levelname[:4]:4}{subject} {record.getMessage()}"
         if record.exc_info:
             text += f"\n{self.formatException(record.exc_info)}"
         return plain(text, LONGEST_LOG)

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 from aiohttp import web
 from cryptography import x509
@@ -54,6 +55,13 @@ class Decision(Enum):
     FORBIDDEN = 403
 
 
+class _CachedDecision(NamedTuple):
+    """A decision, and the time until which it holds."""
+
+    decision: Decision
+    until: float
+
+
 class TokenAuthorizer:
     """Authorize bearer tokens at the API server.
 
@@ -63,7 +71,7 @@ class TokenAuthorizer:
     def __init__(self, client: ApiClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
-        self._decisions: OrderedDict[bytes, tuple[Decision, float]] = OrderedDict()
+        self._decisions: OrderedDict[bytes, _CachedDecision] = OrderedDict()
         self._asking = asyncio.Semaphore(_MAX_CONCURRENT_REVIEWS)
 
     async def authorize(self, token: str, path: str) -> Decision:
@@ -84,19 +92,22 @@ class TokenAuthorizer:
 
             decision = await self._ask(token, path)
             seconds = _ALLOWED_SECONDS if decision is Decision.ALLOWED else _REFUSED_SECONDS
-            self._decisions[key] = decision, self._clock() + seconds
+            self._decisions[key] = _CachedDecision(decision, self._clock() + seconds)
             while len(self._decisions) > _MAX_CACHED:
                 self._decisions.popitem(last=False)
         return decision
 
     def _cached_decision(self, key: bytes) -> Decision | None:
-        decision, until = self._decisions.get(key, (None, 0.0))
-        if decision is not None and until <= self._clock():
+        cached = self._decisions.get(key)
+        if cached is None:
+            return None
+        if cached.until <= self._clock():
             del self._decisions[key]
             return None
-        return decision
+        return cached.decision
 
     async def _ask(self, token: str, path: str) -> Decision:
+        """Have the API server authenticate a token, and then authorize its account."""
         review = await self._review(TOKEN_REVIEWS, {"token": token})
         if not review.get("authenticated"):
             return Decision.UNKNOWN

@@ -121,13 +121,14 @@ class WorkQueue(Generic[K]):
             self.add(key)
             return
         due = time.monotonic() + delay
-        if key in self._queued or self._delayed.get(key, due + 1) <= due:
+        if key in self._queued or (key in self._delayed and self._delayed[key] <= due):
             return
 
         self._delayed[key] = due
         heapq.heappush(self._heap, (due, next(self._order), key))
+        # A key that was added sooner leaves its entry behind until the entry is due. Remove stale
+        # entries when there are more of them than of others, so that the heap stays small.
         if len(self._heap) > 2 * len(self._delayed) + 64:
-            # A key that was added sooner leaves its entry behind until the entry is due.
             self._heap = [
                 (due, order, key) for due, order, key in self._heap if self._delayed.get(key) == due
             ]

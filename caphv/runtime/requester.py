@@ -56,8 +56,8 @@ class Requester:
     ) -> None:
         self.name = name
         self.budget = MemoryBudget(OWN_CACHE_BYTES, connection.server) if untrusted else None
-        self.fence = fence or _never
-        self.on_limit: Callable[[], None] = _never
+        self.fence = fence or _do_nothing
+        self.on_limit: Callable[[], None] = _do_nothing
         self._on_response = on_response or _ignore
 
         self._connection = connection
@@ -145,8 +145,8 @@ class Requester:
             data = orjson.dumps(body)
             headers["Content-Type"] = content_type
 
-        verb = verb or method.lower()
-        timeout = self._timeouts.get(verb, self._write_timeout)
+        action = verb or method.lower()
+        timeout = self._timeouts.get(action, self._write_timeout)
         code = "none"
         started = time.perf_counter()
         try:
@@ -163,8 +163,8 @@ class Requester:
             raise self._unreachable(error) from None
         finally:
             kind = str(resource) if resource else "other"
-            metrics.api_requests(self.name, verb, kind, code).inc()
-            metrics.api_request_seconds(self.name, verb).observe(time.perf_counter() - started)
+            metrics.api_requests(self.name, action, kind, code).inc()
+            metrics.api_request_seconds(self.name, action).observe(time.perf_counter() - started)
 
         # Parsing blocks the event loop, so its time counts against the budget of the server.
         status = response.status
@@ -232,5 +232,5 @@ def _ignore(*_observed: object) -> None:
     """Observe no response."""
 
 
-def _never() -> None:
-    """Forbid no write, and report no limit."""
+def _do_nothing() -> None:
+    """Stand for a fence that forbids no write, and for a callback that reports no limit."""

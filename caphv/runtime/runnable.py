@@ -7,6 +7,7 @@ client, whose libraries would take half of its memory.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 _LAST_PORT = 65535
 
@@ -34,7 +35,14 @@ class Runnable(ABC):
         return b""
 
 
-def listening_address(address: str) -> tuple[str, int] | None:
+class Address(NamedTuple):
+    """A host, empty for all addresses of this machine, and a port."""
+
+    host: str
+    port: int
+
+
+def listening_address(address: str) -> Address | None:
     """Split `[host]:port`. Return None if it is empty or has port 0, which disables a server.
 
     Raises `ValueError`, because a malformed address must not disable a server silently.
@@ -46,4 +54,4 @@ def listening_address(address: str) -> tuple[str, int] | None:
         raise ValueError(
             f"{address!r} is not of the form [host]:port, with a port up to {_LAST_PORT}"
         )
-    return (host.strip("[]"), int(port)) if int(port) else None
+    return Address(host.strip("[]"), int(port)) if int(port) else None

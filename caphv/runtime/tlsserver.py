@@ -45,10 +45,10 @@ class TLSServer(Runnable):
         :param client_authority: file with the authorities whose certificates clients must show,
             None to accept all clients
         """
-        place = listening_address(address)
-        if place is None:
+        host_and_port = listening_address(address)
+        if host_and_port is None:
             raise ValueError(f"{address!r} is no [host]:port to listen on")
-        self._address = place
+        self._address = host_and_port
         self._certificates = CertWatcher(folder, client_authority)
         self._is_serving = False
         self.is_draining = False

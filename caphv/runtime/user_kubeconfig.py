@@ -60,9 +60,9 @@ async def _load(paths: str, context: str) -> Connection:
 
     files = _read(paths)
     # Name the context, because the loader would use the current context of the last file.
-    context = context or files.current
+    context_name = context or files.current
     configuration = Configuration()
-    await load_kube_config(paths, context or None, configuration)
+    await load_kube_config(paths, context_name or None, configuration)
 
     async def authorization() -> str:
         token = await configuration.get_api_key_with_prefix("BearerToken") or ""
@@ -80,7 +80,7 @@ async def _load(paths: str, context: str) -> Connection:
         authorization=authorization,
         proxy=configuration.proxy or environment_proxy(server) or None,
         server_name=configuration.tls_server_name,
-        headers=tuple(_impersonation(files.user(context))),
+        headers=tuple(_impersonation(files.user(context_name))),
     )
 
 

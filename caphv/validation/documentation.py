@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from caphv.validation.rule import Rule
 
@@ -39,7 +40,14 @@ def section(rule: Rule, example: str) -> Iterator[str]:
     yield from (f"### {rule.name}", "", f"*{subtitle}*", "", rule.description, "", example, "")
 
 
-def render(page: str, parts: Mapping[str, Part], *, mark: str = COMMITTED) -> tuple[str, list[str]]:
+class RenderedPage(NamedTuple):
+    """A page with its generated lists, and the names of these lists."""
+
+    text: str
+    names: list[str]
+
+
+def render(page: str, parts: Mapping[str, Part], *, mark: str = COMMITTED) -> RenderedPage:
     """Return a page with its generated lists, and the names of these lists.
 
     Raises `ValueError` if the page has a mark of a list that does not exist.
@@ -60,7 +68,7 @@ def render(page: str, parts: Mapping[str, Part], *, mark: str = COMMITTED) -> tu
         lines = "\n".join(parts[name]()).strip("\n")
         return f"<!-- {mark}: {name} -->\n\n{lines}\n\n<!-- end of rules -->"
 
-    return _MARKED.sub(list_of, page), names
+    return RenderedPage(_MARKED.sub(list_of, page), names)
 
 
 def stale(folder: Path, parts: Mapping[str, Part]) -> dict[Path, str]:
@@ -72,15 +80,15 @@ def stale(folder: Path, parts: Mapping[str, Part]) -> dict[Path, str]:
     pages_of: dict[str, list[str]] = {name: [] for name in parts}
     for path in sorted(folder.rglob("*.md")):
         page = path.read_text(encoding="utf-8")
-        text, names = render(page, parts)
-        for name in names:
+        rendered = render(page, parts)
+        for name in rendered.names:
             pages_of[name].append(path.name)
-        if text != page:
-            texts[path] = text
+        if rendered.text != page:
+            texts[path] = rendered.text
 
     for name, pages in pages_of.items():
         if len(pages) != 1:
-            places = ", ".join(pages) or "none"
-            msg = f"the list of rules {name!r} must be on exactly one page, not on {places}"
+            found = ", ".join(pages) or "none"
+            msg = f"the list of rules {name!r} must be on exactly one page, not on {found}"
             raise ValueError(msg)
     return texts

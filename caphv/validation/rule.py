@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -71,9 +71,12 @@ class Rule:
 
     def findings(self, *subject: Any) -> list[Finding]:
         """Run the check, which yields findings without a place, and return its findings."""
-        if self.check is None:
-            return []
-        return [self.sign(finding) for finding in self.check(*subject)]
+        return list(self.yield_findings(*subject))
+
+    def yield_findings(self, *subject: Any) -> Iterator[Finding]:
+        """Yield each finding as soon as the check yields it, which may raise later."""
+        if self.check is not None:
+            yield from (self.sign(finding) for finding in self.check(*subject))
 
 
 class Rules(list[Rule]):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import cache, reduce
 from itertools import islice
 from operator import getitem
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
 import jsonschema_rs
@@ -123,6 +123,13 @@ ExplainingValidator = validators.extend(  # type: ignore[no-untyped-call]
 )
 
 
+class _Validators(NamedTuple):
+    """The fast validator, which only tells whether an object is valid, and the explaining one."""
+
+    fast: Any
+    explaining: Any
+
+
 class Schema:
     """One file of `schemas/`, loaded by `load`."""
 
@@ -151,12 +158,12 @@ class Schema:
             `metadata`, stay open
         :param root: prefix of each path
         """
-        fast, explaining = _validators(self._file, version, unknown_fields)
-        if fast.is_valid(obj):
+        compiled = _validators(self._file, version, unknown_fields)
+        if compiled.fast.is_valid(obj):
             return []
 
         findings: list[Finding] = []
-        for error in islice(explaining.iter_errors(obj), _MAX_ERRORS):
+        for error in islice(compiled.explaining.iter_errors(obj), _MAX_ERRORS):
             findings += _error_findings(error, root)
         if not findings:
             # If the validators disagree, refuse the object, because it is too unusual.
@@ -182,8 +189,8 @@ def _sources() -> dict[str, Obj]:
 
 
 @cache
-def _validators(file: str, version: str | None, closed: bool) -> tuple[Any, Any]:
-    """Return the fast and the explaining validator, with references among all files."""
+def _validators(file: str, version: str | None, closed: bool) -> _Validators:
+    """Return the validators of a file, with references among all files."""
     schemas = {}
     for name, source in _sources().items():
         prepared = _prepare(source, version, closed=closed)
@@ -209,7 +216,7 @@ def _validators(file: str, version: str | None, closed: bool) -> tuple[Any, Any]
     python_registry: Registry[Any] = Registry().with_resources(
         (_BASE + name, DRAFT202012.create_resource(schema)) for name, schema in schemas.items()
     )
-    return fast, following(schemas[file], registry=python_registry)
+    return _Validators(fast, following(schemas[file], registry=python_registry))
 
 
 def _with_absolute_refs(node: Any, base: str) -> Any:

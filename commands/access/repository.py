@@ -18,7 +18,7 @@ from commands.options.repository import RepositoryOptions
 if TYPE_CHECKING:
     from packager.git.commit import Identity
     from packager.git.credentials import Credentials
-    from packager.planning.publish import Store
+    from packager.planning.commitplan import Store
 
 
 def names_repository(options: RepositoryOptions) -> bool:

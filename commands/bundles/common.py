@@ -19,7 +19,7 @@ from commands.options.repository import RepositoryOptions
 from commands.output.progress import Step, progress
 
 if TYPE_CHECKING:
-    from packager.git.prune import Pruning
+    from packager.git.pruning import Pruning
     from packager.git.snapshot import Snapshot
     from packager.rendering.bundler import Batch, Bundler
 
@@ -141,7 +141,7 @@ def compare(options: BundleOptions, *, whole: bool) -> tuple[SelectedClusters, B
 
 def pruning_of(given: SelectedClusters, snapshot: Snapshot, budget: int, *, whole: bool) -> Pruning:
     """Return the bundles that may be removed; with `whole`, also bundles of other clusters."""
-    from packager.git.prune import Pruning
+    from packager.git.pruning import Pruning
     from packager.tree import CLUSTERS
 
     if not whole:

@@ -193,7 +193,7 @@ def _render(options: PrintOptions, given: SelectedClusters, step: Step) -> Batch
     from packager.git.commit import Reason
     from packager.git.directory import Directory
     from packager.git.errors import GitError
-    from packager.git.prune import Pruning
+    from packager.git.pruning import Pruning
     from packager.tree import CLUSTER_ROOT, CLUSTERS, VENDOR
 
     bundler = bundler_of(options, step)
@@ -346,8 +346,8 @@ def push(options: PushOptions) -> None:
     """
     from commands.output import bundles as out
     from packager.git.commit import Reason
+    from packager.planning.commitplan import commit_plan
     from packager.planning.planner import Planner
-    from packager.planning.publish import publish
     from packager.planning.state import ManagementState
 
     if options.prune and options.selector:
@@ -360,7 +360,7 @@ def push(options: PushOptions) -> None:
             pruning = pruning_of(given, store.sync(), options.max_prune, whole=options.prune)
             reason = Reason(options.message or "Bundles follow the settings of their clusters.")
             state = ManagementState(given.clusters, live=False, pruning=pruning)
-            planned, result = publish(store, Planner(bundler), state, reason=reason)
+            planned, result = commit_plan(store, Planner(bundler), state, reason=reason)
     click.echo(out.PUSHED[options.output](result), nl=False, color=out.colour())
     finish(given, planned.batch, different=bool(result.plan.held or result.plan.refused))
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from caphv.api.object import Key
     from packager.addons.facts import ClusterFacts
     from packager.git.history import Change
-    from packager.planning.publish import Store
+    from packager.planning.commitplan import Store
     from packager.rendering.rendered import Rendered
     from packager.trace import BranchState, LiveState
     from packager.tree import Tree

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from caphv.api.object import Key
     from packager.addons.facts import ClusterFacts
     from packager.addons.versions import Versions
-    from packager.planning.publish import Store
+    from packager.planning.commitplan import Store
     from packager.planning.state import ManagementState, Planned
     from packager.rendering.bundler import Bundler
 
@@ -160,8 +160,8 @@ def _upgrade(
     from packager.contents.diff import diff_clusters
     from packager.contents.inventory import wave
     from packager.git.commit import Reason
+    from packager.planning.commitplan import commit_plan
     from packager.planning.planner import Planner
-    from packager.planning.publish import publish
 
     snapshot = store.sync()
     chosen = wave(given.clusters, snapshot.tree, target, options.count)
@@ -175,7 +175,7 @@ def _upgrade(
         text = out.DIFFERENCES[form](diff_clusters(planned.batch, plan, snapshot))
     else:
         reason = Reason(options.message or f"Upgrade to release {target.release} of the bundles.")
-        planned, result = publish(store, Planner(bundler), state, reason=reason)
+        planned, result = commit_plan(store, Planner(bundler), state, reason=reason)
         text = out.PUSHED[options.output](result)
         plan = result.plan
     return text, out.wave(chosen, target), planned, bool(plan.held or plan.refused)
@@ -188,7 +188,7 @@ def _planner_state(
     pins: Mapping[Key, Versions],
 ) -> ManagementState:
     """Return the planner's input for an upgrade of these clusters only."""
-    from packager.git.prune import Pruning
+    from packager.git.pruning import Pruning
     from packager.planning.state import ManagementState
     from packager.tree import CLUSTERS
 

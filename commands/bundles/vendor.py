@@ -53,7 +53,7 @@ def vendor(options: CheckOptions) -> None:
     from commands.output import bundles as out
     from packager.contents.folders import compare_folders
     from packager.git.commit import Reason
-    from packager.git.prune import Pruning
+    from packager.git.pruning import Pruning
     from packager.rendering import vendored
 
     if not (options.charts or options.fetch or options.chart_repo):

@@ -25,7 +25,7 @@ from commands.output.progress import Step, progress
 if TYPE_CHECKING:
     from packager.git.result import Result
     from packager.git.snapshot import Snapshot
-    from packager.planning.publish import Store
+    from packager.planning.commitplan import Store
     from packager.upgrade.request import Request
     from packager.upgrade.rollout import Rollout
 
@@ -198,8 +198,8 @@ def _commit_request(store: Store, message: str, file: str, request: Request | No
 
     Nothing is committed if the repository is already in this state.
     """
+    from packager.git.changeplan import Plan
     from packager.git.commit import Reason
-    from packager.git.prune import Plan
     from packager.upgrade import request as upgrade_request
 
     content = upgrade_request.serialize(request) if request else None

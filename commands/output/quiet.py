@@ -23,4 +23,4 @@ def quiet(logger: str, least: int) -> Iterator[None]:
 
 def quiet_publishing() -> None:
     """Hide warnings about commits, because the command's output lists changed and skipped files."""
-    click.get_current_context().with_resource(quiet("packager.planning.publish", logging.ERROR))
+    click.get_current_context().with_resource(quiet("packager.planning.commitplan", logging.ERROR))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from commands.packager.sync import SyncOptions
     from packager.definitions.apply import ApplyFailure
     from packager.definitions.buildresult import BuildResult
-    from packager.git.prune import Plan
+    from packager.git.changeplan import Plan
     from packager.git.result import Result
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from commands.options.management import ManagementOptions
     from packager.definitions.apply import Applier, ApplyFailure
     from packager.definitions.buildresult import BuildResult
-    from packager.git.prune import Plan
+    from packager.git.changeplan import Plan
     from packager.git.snapshot import Snapshot
-    from packager.planning.publish import Store
+    from packager.planning.commitplan import Store
 
 T = TypeVar("T")
 

@@ -39,8 +39,8 @@ from commands.packager.sync_source import read_source, source_repository
 if TYPE_CHECKING:
     from caphv.api.object import Key
     from packager.definitions.source import Reader
+    from packager.planning.commitplan import Store
     from packager.planning.planner import Planner
-    from packager.planning.publish import Store
 
 DONE = 0
 FAULTY = 1

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from commands.packager.sync import SyncOptions
     from packager.definitions.apply import ApplyFailure
     from packager.definitions.source import Source
+    from packager.git.changeplan import Plan
     from packager.git.commit import Reason
-    from packager.git.prune import Plan
     from packager.git.result import Result
     from packager.git.snapshot import Snapshot
+    from packager.planning.commitplan import Store
     from packager.planning.planner import Planner
-    from packager.planning.publish import Store
     from packager.planning.state import Planned
 
 
@@ -35,7 +35,7 @@ def push(
     """
     from packager.git.errors import GitError
     from packager.git.result import Result
-    from packager.planning.publish import log_result
+    from packager.planning.commitplan import log_result
     from packager.planning.state import ManagementState
 
     state = ManagementState(confirmed=options.confirmed, live=False)

@@ -91,7 +91,7 @@ def _files(options: SyncOptions, step: Step) -> tuple[Tree, Mapping[str, Unread]
     :param step: called with a description of each step
     """
     from packager.definitions.sourcefile import manifests
-    from packager.planning.publish import definitions_reason
+    from packager.planning.commitplan import definitions_reason
 
     if bool(options.definitions) == bool(options.source_repo):
         raise click.UsageError("name the definitions: a folder, or --source-repo URL")

@@ -70,11 +70,16 @@ class _Kinds:
 
 
 async def _fleet_clusters(kinds: _Kinds, namespace: str) -> list[Obj]:
+    """Return the Fleet Clusters that may import clusters of a namespace, or of all if it is empty.
+
+    Returns none if Fleet is not installed or they may not be read.
+    """
     objs = []
     # Fleet Clusters of Rancher are in its own namespace.
-    for place in {namespace, RANCHER_WORKSPACE} if namespace else {""}:
+    namespaces = {namespace, RANCHER_WORKSPACE} if namespace else {""}
+    for fleet_namespace in namespaces:
         try:
-            objs += await kinds.list((FLEET_GROUP, "Cluster"), place)
+            objs += await kinds.list((FLEET_GROUP, "Cluster"), fleet_namespace)
         except NotFound:
             continue
         except Forbidden as error:

@@ -240,8 +240,9 @@ def _check_workers(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
     if not at(topology, "controlPlane", "replicas"):
         return
 
+    # A pool without a number has one machine.
     pools = list_at(topology, "workers", "machineDeployments")
-    if not any(pool.get("replicas", 1) for pool in pools):
+    if all(isinstance(pool, dict) and not pool.get("replicas", 1) for pool in pools):
         detail = (
             "Fleet's agent installs the CNI and runs on workers only, so that this cluster gets no "
             "network: add a worker, or have control plane nodes without taint "

@@ -96,7 +96,8 @@ class Gathered:
         """Override settings; `source_of` maps the path of a setting to that of its source field."""
         self.values = merge(self.values, values)
         for path in leaves(values):
-            # A list or scalar replaces an object with all its fields, and an object a scalar.
+            # A list or scalar replaces an object with all its fields, and an object replaces a
+            # scalar. So origins of fields below this field, and of fields around it, are outdated.
             replaced = [
                 old for old in self.origins if old[: len(path)] == path or path[: len(old)] == old
             ]
@@ -113,11 +114,11 @@ def gather(facts: ClusterFacts) -> Gathered:
     if gathered.findings:
         return gathered
 
-    _read_objects(facts, gathered)
-    _read_labels(facts, gathered)
-    _read_legacy_annotations(facts, gathered)
-    _read_variables(facts, gathered)
-    _read_annotation(facts, gathered)
+    _merge_objects(facts, gathered)
+    _merge_labels(facts, gathered)
+    _merge_legacy_annotations(facts, gathered)
+    _merge_variables(facts, gathered)
+    _merge_annotation(facts, gathered)
 
     # The default comes last, because any source may name a CNI.
     if not gathered.findings and "name" not in gathered.values["cni"]:
@@ -154,7 +155,7 @@ def object_of_field(path: FieldPath, facts: ClusterFacts) -> Obj | None:
     return facts.cluster
 
 
-def _read_objects(facts: ClusterFacts, gathered: Gathered) -> None:
+def _merge_objects(facts: ClusterFacts, gathered: Gathered) -> None:
     """Merge settings that follow from the fields of the cluster's objects."""
     settings = [
         *_control_plane_settings(facts),
@@ -198,6 +199,10 @@ def _importer_setting(facts: ClusterFacts) -> _Setting:
 
 
 def _control_plane_settings(facts: ClusterFacts) -> Iterator[_Setting]:
+    """Yield distribution, cloud provider, number of servers and CNI, as the control plane has them.
+
+    Without a control plane object, the Cluster's reference and topology are used.
+    """
     reference: FieldPath = ("spec", "controlPlaneRef", "kind")
     kind = at(facts.control_plane, "kind") or at(facts.cluster, *reference)
     distribution = _distribution(facts, str(kind or ""))
@@ -261,17 +266,17 @@ def _cloud_config_settings(facts: ClusterFacts) -> Iterator[_Setting]:
     yield _Setting(("cloudConfig", "secretKey"), _DELIVERED_KEY, delivery)
 
 
-def _read_labels(facts: ClusterFacts, gathered: Gathered) -> None:
+def _merge_labels(facts: ClusterFacts, gathered: Gathered) -> None:
     """Merge labels `cni` and `csi`."""
     labels = labels_of_cluster(facts)
     if names.CNI_LABEL in labels:
         source = ("metadata", "labels", names.CNI_LABEL)
         _add_field(gathered, ("cni", "name"), labels[names.CNI_LABEL], source)
     if names.CSI_LABEL in labels:
-        _read_csi_label(gathered, labels[names.CSI_LABEL])
+        _merge_csi_label(gathered, labels[names.CSI_LABEL])
 
 
-def _read_legacy_annotations(facts: ClusterFacts, gathered: Gathered) -> None:
+def _merge_legacy_annotations(facts: ClusterFacts, gathered: Gathered) -> None:
     """Merge the annotations that the Go provider's generator wrote."""
     annotations = annotations_of_cluster(facts)
     for name, setting in _LEGACY_ANNOTATIONS.items():
@@ -284,7 +289,8 @@ def _read_legacy_annotations(facts: ClusterFacts, gathered: Gathered) -> None:
         _add_field(gathered, ("cni", setting), value, ("metadata", "annotations", name))
 
 
-def _read_csi_label(gathered: Gathered, label: str) -> None:
+def _merge_csi_label(gathered: Gathered, label: str) -> None:
+    """Merge label `csi`, which turns the driver on or off."""
     source: FieldPath = ("metadata", "labels", names.CSI_LABEL)
     if label in ("harvester", "none"):
         gathered.add({"csi": {"enabled": label == "harvester"}}, lambda _: source)
@@ -293,7 +299,7 @@ def _read_csi_label(gathered: Gathered, label: str) -> None:
     gathered.findings.append(CSI_LABEL.finding(source, Fault.UNSUPPORTED, detail, label))
 
 
-def _read_variables(facts: ClusterFacts, gathered: Gathered) -> None:
+def _merge_variables(facts: ClusterFacts, gathered: Gathered) -> None:
     """Merge topology variables. `addons` overrides `imageRegistry`, whatever their order."""
     variables = at(facts.cluster, "spec", "topology", "variables")
     if not isinstance(variables, list):
@@ -309,7 +315,8 @@ def _read_variables(facts: ClusterFacts, gathered: Gathered) -> None:
                 _add_values(gathered, variable.get("value"), root)
 
 
-def _read_annotation(facts: ClusterFacts, gathered: Gathered) -> None:
+def _merge_annotation(facts: ClusterFacts, gathered: Gathered) -> None:
+    """Merge the settings in annotation `addons.caphv.io/values`."""
     text = annotations_of_cluster(facts).get(names.ADDON_VALUES_ANNOTATION)
     if text is None:
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from caphv.api.object import Key, Obj, at
 from caphv.api.resources import CLUSTER_API_GROUP
@@ -19,7 +19,17 @@ from packager.addons.cluster_objects import facts_of
 from packager.addons.facts import ClusterFacts
 from packager.addons.gather import object_of_field
 
-_Place = tuple[Source, Document, FieldPath]
+
+class _Place(NamedTuple):
+    """Where an object was read: the file, its document, and the path of the object in it."""
+
+    source: Source
+    document: Document
+    base: FieldPath
+
+    def line(self, path: FieldPath) -> str:
+        """Return file and line of a field of the object."""
+        return f"{self.source.name}:{self.document.position((*self.base, *path)).line}"
 
 
 @dataclass(frozen=True)
@@ -42,21 +52,18 @@ class Input:
         if place is None:
             # The object is in no file, because a ClusterClass creates it, or it was derived.
             return ""
-
-        source, document, base = place
-        return f"{source.name}:{document.position((*base, *finding.path)).line}"
+        return place.line(finding.path)
 
 
 def read_files(paths: Sequence[str], stdin: BinaryIO) -> Input:
     """Read all clusters of files and folders; `-` is the stream. Reports faults of files."""
     objects: list[tuple[Obj, _Place]] = []
     sources, unreadable = read_all(paths, stdin)
-
     for source in sources:
         problems = [*source.problems]
         for document in source.documents:
             problems += document.problems
-            objects += ((obj, (source, document, base)) for obj, base in document.objects())
+            objects += ((obj, _Place(source, document, base)) for obj, base in document.objects())
         unreadable += (
             f"{source.name}:{problem.place.line}: {problem.finding.detail}"
             for problem in problems
@@ -72,15 +79,14 @@ def read_files(paths: Sequence[str], stdin: BinaryIO) -> Input:
 
 def _report_nameless(objects: Sequence[tuple[Obj, _Place]]) -> Iterator[str]:
     """Yield a message for each Cluster whose name an API server would reject."""
-    for obj, (source, document, base) in objects:
+    for obj, place in objects:
         is_cluster = obj.get("kind") == "Cluster" and str(obj.get("apiVersion")).startswith(
             f"{CLUSTER_API_GROUP}/"
         )
         name = at(obj, "metadata", "name")
         # YAML reads an unquoted 12 or yes as a number or a boolean.
         if is_cluster and not (isinstance(name, str) and name):
-            line = document.position((*base, "metadata", "name")).line
             yield (
-                f"{source.name}:{line}: metadata.name must be text: quote numbers, and words such "
-                "as true"
+                f"{place.line(('metadata', 'name'))}: metadata.name must be text: quote numbers, "
+                "and words such as true"
             )

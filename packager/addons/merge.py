@@ -50,6 +50,7 @@ def origin(origins: Mapping[FieldPath, FieldPath], path: FieldPath) -> FieldPath
 
 def nest(path: FieldPath, value: Any) -> Obj:
     """Return nested mappings with a value at a path."""
+    nested = value
     for key in reversed(path):
-        value = {key: value}
-    return dict(value)
+        nested = {key: nested}
+    return dict(nested)

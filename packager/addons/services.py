@@ -83,19 +83,20 @@ def _check_primary(service: Obj, primary: str, services: Mapping[Key, Obj]) -> I
         )
         return
 
-    first = services.get(Key(key.namespace, primary))
-    if first is None:
+    primary_service = services.get(Key(key.namespace, primary))
+    if primary_service is None:
         detail = (
             f"namespace {key.namespace} has no Service {primary}: create it first, or correct the "
             "name"
         )
         yield SHARED.finding(_PRIMARY, Fault.INVALID, detail, primary, advice=True)
         return
-    if PRIMARY_ANNOTATION in annotations_of(first):
+    if PRIMARY_ANNOTATION in annotations_of(primary_service):
         detail = f"{primary} shares the address of another Service itself: name that other Service"
         yield SHARED_ON.finding(_PRIMARY, Fault.FORBIDDEN, detail, primary)
 
-    # A load balancer distinguishes Services with one address by their ports.
+    # A load balancer distinguishes Services with one address by their ports. The address is shared
+    # by the primary Service and all Services that name it.
     others = [
         other
         for other in services.values()
@@ -103,7 +104,6 @@ def _check_primary(service: Obj, primary: str, services: Mapping[Key, Obj]) -> I
         and key_of(other).namespace == key.namespace
         and primary in (key_of(other).name, annotations_of(other).get(PRIMARY_ANNOTATION))
     ]
-    # Any other Service on the same address takes its ports.
     taken = {port: key_of(other).name for other in others for port in _ports(other)}
     for index, port in enumerate(_ports(service)):
         if port in taken:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from caphv.api import supported
 from caphv.api.object import Key, Obj
@@ -174,24 +174,26 @@ class AddonSettings:
         }
 
 
-def settings_of(facts: ClusterFacts) -> tuple[AddonSettings | None, list[Finding]]:
-    """Return the settings of a cluster, and findings about them with the paths of the sources.
+class CheckedSettings(NamedTuple):
+    """The settings of a cluster, None if a finding is more than advice, and all findings."""
 
-    There are no settings when a finding is more than advice.
-    """
+    settings: AddonSettings | None
+    findings: list[Finding]
+
+
+def settings_of(facts: ClusterFacts) -> CheckedSettings:
+    """Return the settings of a cluster, and findings about them with the paths of the sources."""
     gathered = gather(facts)
     # Rules take settings that the schema accepts, so they wait until all sources are valid.
-    findings = gathered.findings
-    if not findings:
-        findings = rules.check(facts, gathered)
-    findings = in_order(findings)
+    findings = in_order(gathered.findings or rules.check(facts, gathered))
     # Warnings do not stop a cluster from being rendered.
     if any(not finding.advice for finding in findings):
-        return None, findings
-    return _settings(facts, gathered.values, gathered.origins), findings
+        return CheckedSettings(None, findings)
+    return CheckedSettings(_settings(facts, gathered.values, gathered.origins), findings)
 
 
 def _settings(facts: ClusterFacts, values: Obj, origins: Origins) -> AddonSettings:
+    """Return merged values as settings, with the defaults of fields that no source sets."""
     cloud_config = values["cloudConfig"]
 
     return AddonSettings(

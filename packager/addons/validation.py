@@ -6,9 +6,8 @@ Rendering uses the same rules. Here each finding comes with the object to edit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
-from caphv.api.object import Obj, at, dict_at, key_of
+from caphv.api.object import Obj, at, key_of
 from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Finding, LocatedFinding, in_order
 from caphv.validation.rule import Rule
@@ -44,7 +43,7 @@ def concerns(obj: Obj) -> bool:
 
 
 def check(_obj: Obj) -> list[Finding]:
-    """Return no findings, because settings depend on several objects."""
+    """Return no findings, because settings depend on several objects, as in `check_together`."""
     return []
 
 
@@ -57,7 +56,7 @@ def check_together(objs: Sequence[Obj]) -> list[Located]:
 
 def _cluster_findings(objs: Sequence[Obj], places: Mapping[int, int]) -> Iterator[Located]:
     for facts in facts_of(objs):
-        for finding in settings_of(facts)[1]:
+        for finding in settings_of(facts).findings:
             yield LocatedFinding(_place(finding, facts, places), finding)
 
 
@@ -76,13 +75,17 @@ def _service_findings(objs: Sequence[Obj]) -> Iterator[Located]:
 
 
 def _check_by_cluster(plain: Mapping[int, Obj]) -> dict[int, Sequence[Finding]]:
+    """Return the findings about Services by index.
+
+    If two Services have one name, they are of several clusters, and nothing tells which of the
+    others are of the same cluster. Then each Service is checked alone, and a primary Service that
+    is not found is no fault.
+    """
     keys = {index: key_of(service) for index, service in plain.items()}
-    # Equal names can only be Services of different clusters.
     if len(set(keys.values())) == len(keys):
         findings = check_services(plain.values())
         return {index: findings.get(key, ()) for index, key in keys.items()}
 
-    # The files belong to several clusters, so it is unknown which Services are in the same cluster.
     return {
         index: [
             finding
@@ -113,17 +116,19 @@ def _is_service(obj: Obj) -> bool:
 
 
 def _is_plain_service(obj: Obj) -> bool:
-    """Whether an object is a well-formed Service, not part of a template."""
+    """Whether an object is a Service whose fields have the types that the rules need.
+
+    A file may hold anything. An API server refuses a Service with other types.
+    """
     if (obj.get("apiVersion"), obj.get("kind")) != ("v1", "Service"):
         return False
-
-    ports: Any = at(obj, "spec", "ports")
-    if ports is None:
-        ports = []
+    annotations = at(obj, "metadata", "annotations") or {}
+    ports = at(obj, "spec", "ports") or []
     return (
         isinstance(at(obj, "metadata", "name"), str)
-        and isinstance(dict_at(obj, "metadata", "annotations"), dict)
         and isinstance(obj.get("spec"), dict)
+        and isinstance(annotations, dict)
+        and all(isinstance(text, str) for text in annotations.values())
         and isinstance(ports, list)
-        and all(isinstance(port, dict) for port in ports)
+        and all(isinstance(at(port, "port"), int) for port in ports)
     )

@@ -13,7 +13,7 @@ from packager.addons.settings import AddonSettings
 from packager.checks import immutable, kinds, podfamilies, references
 from packager.checks.charts import Chart, Charts
 from packager.checks.contents import Bundle, ChartRef, Release, bundles_of
-from packager.checks.helm import Helm, HelmError
+from packager.checks.helm import Helm, HelmError, TemplateObject
 from packager.checks.values import unknown_values
 from packager.tree import Tree
 
@@ -82,7 +82,7 @@ class Checker:
     def __init__(self, helm: Helm | None, charts: Charts | None) -> None:
         self._helm = helm
         self._charts = charts
-        self._rendered: dict[bytes, list[tuple[str, Obj]]] = {}
+        self._rendered: dict[bytes, list[TemplateObject]] = {}
 
     def check(self, tree: Tree, settings: AddonSettings, before: Tree) -> Checked:
         """Check the files of a cluster.
@@ -133,15 +133,15 @@ class Checker:
 
     def render(
         self, release: Release, values: Obj, settings: AddonSettings
-    ) -> list[tuple[str, Obj]]:
+    ) -> list[TemplateObject]:
         """Return the objects of a release, each with its template. Raises `HelmError`."""
         chart = self.find(release)
         if self._helm is None or chart is None:
             return []
 
         version = settings.kubernetes_version
-        place = [str(chart.path), release.name, release.namespace, settings.distribution, version]
-        key = orjson.dumps([place, values], option=orjson.OPT_SORT_KEYS)
+        inputs = [str(chart.path), release.name, release.namespace, settings.distribution, version]
+        key = orjson.dumps([*inputs, values], option=orjson.OPT_SORT_KEYS)
         if key not in self._rendered:
             served = {name for name, _ in kinds.served_kinds(settings.distribution, version)}
             self._rendered[key] = self._helm.template(chart.path, release, values, version, served)
@@ -220,7 +220,8 @@ class _Run:
     def _try_render(self, release: Release, values: Obj) -> object:
         """Return the objects of a release, or the message when Helm cannot render them."""
         try:
-            return [obj for _, obj in self._checker.render(release, values, self._settings)]
+            objects = self._checker.render(release, values, self._settings)
+            return [item.obj for item in objects]
         except HelmError as error:
             # A chart that fails without a key uses it, so the message must count as a difference.
             return str(error)
@@ -334,11 +335,13 @@ def _check_object(
         if target in targets or references.is_built_in(reference):
             continue
 
-        place = f" in namespace {reference.namespace}" if reference.namespace else ""
+        namespace = f" in namespace {reference.namespace}" if reference.namespace else ""
         # Bundles never hold Secrets. Users or controllers create them in the cluster.
         is_secret = reference.kind == "Secret"
         remedy = "create it in the cluster" if is_secret else "add it, or correct the name"
-        detail = f"{_name(item)} names a {reference.kind}{place} that no bundle creates: {remedy}"
+        detail = (
+            f"{_name(item)} names a {reference.kind}{namespace} that no bundle creates: {remedy}"
+        )
 
         finding = Finding(
             reference.path,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, dict_at, list_at
 from caphv.runtime.text import Limits, TextError, load_yaml, load_yaml_all
 from caphv.validation.finding import FieldPath
 from packager.rendering.bundles import FLEET_YAML
@@ -81,6 +81,10 @@ def bundles_of(tree: Tree) -> list[Bundle]:
 
 
 def _bundle(tree: Tree, folder: str) -> Bundle:
+    """Return the bundle of a folder. A user may have edited its files, so they may hold anything.
+
+    Raises `ValueError` with the path of a bad file.
+    """
     fleet_yaml = f"{folder}/{FLEET_YAML}"
     documents = _documents(tree, fleet_yaml)
     settings = documents[0] if documents else {}
@@ -102,7 +106,7 @@ def _bundle(tree: Tree, folder: str) -> Bundle:
         name=str(settings.get("name")),
         namespace=namespace,
         depends_on=tuple(
-            str(row.get("name")) for row in settings.get("dependsOn", ()) if isinstance(row, dict)
+            str(at(row, "name")) for row in list_at(settings, "dependsOn") if isinstance(row, dict)
         ),
         manifests=tuple(manifests),
         releases=(
@@ -139,7 +143,7 @@ def _fleet_release(
     :param file: path of the fleet.yaml
     :param chart_files: files of a vendored chart, empty without one
     """
-    helm = settings.get("helm") or {}
+    helm = dict_at(settings, "helm")
     if not (helm.get("chart") or helm.get("repo")):
         return
     chart = _chart_ref(helm)
@@ -151,7 +155,7 @@ def _fleet_release(
         name=str(helm.get("releaseName") or settings.get("name")),
         namespace=namespace,
         chart=chart,
-        values=helm.get("values") or {},
+        values=dict_at(helm, "values"),
         file=file,
         path=("helm", "values"),
         by_fleet=True,
@@ -169,7 +173,7 @@ def _manifest_releases(manifests: Sequence[tuple[str, Obj]]) -> Iterator[Release
         if kind not in ("HelmChart", "HelmChartConfig"):
             continue
 
-        spec = obj.get("spec") or {}
+        spec = dict_at(obj, "spec")
         name = str(at(obj, "metadata", "name"))
         namespace = spec.get("targetNamespace") or at(obj, "metadata", "namespace")
         # A HelmChartConfig has the name of one of RKE2's own charts.

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 
@@ -40,6 +41,13 @@ _PASSED_ON = (
 
 class HelmError(Exception):
     """Helm cannot render or pull a chart; the message is Helm's own."""
+
+
+class TemplateObject(NamedTuple):
+    """An object of a release, and the file of its template in the chart."""
+
+    file: str
+    obj: Obj
 
 
 class Helm:
@@ -76,7 +84,7 @@ class Helm:
 
     def template(
         self, chart: Path, release: Release, values: Obj, version: str, served: Iterable[str]
-    ) -> list[tuple[str, Obj]]:
+    ) -> list[TemplateObject]:
         """Return the objects of a release, each with its template in the chart, without tests.
 
         `version` is the Kubernetes version, and may be empty. `served` are the API versions that
@@ -133,7 +141,7 @@ def _message(text: str) -> str:
     return message[:1000] or "helm failed without a message"
 
 
-def _objects(text: str) -> Iterator[tuple[str, Obj]]:
+def _objects(text: str) -> Iterator[TemplateObject]:
     """Yield the objects in Helm's output, each with the file of its template."""
     for part in _SEPARATOR.split(text):
         source = _SOURCE.search(part)
@@ -146,4 +154,5 @@ def _objects(text: str) -> Iterator[tuple[str, Obj]]:
             # A chart may also write a List of objects.
             items = obj.get("items") if str(obj["kind"]).endswith("List") else None
             for item in items if isinstance(items, list) else [obj]:
-                yield file, item
+                if isinstance(item, dict):
+                    yield TemplateObject(file, item)

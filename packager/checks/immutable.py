@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from caphv.api.object import Obj, annotations_of, at
+from caphv.api.object import Obj, at, dict_at, text_at
 from caphv.validation.finding import Fault, Finding
 
 IMMUTABLE = "immutable-field"
@@ -64,13 +64,12 @@ def identity(obj: Obj, namespace: str) -> Identity:
 
     `namespace` is the namespace of its release, which counts if the object names none.
     """
-    metadata = obj.get("metadata") or {}
-    group = str(obj.get("apiVersion") or "").rpartition("/")[0]
+    group = text_at(obj, "apiVersion").rpartition("/")[0]
     return (
         group,
         str(obj.get("kind")),
-        str(metadata.get("namespace") or namespace),
-        str(metadata.get("name")),
+        text_at(obj, "metadata", "namespace") or namespace,
+        str(at(obj, "metadata", "name")),
     )
 
 
@@ -81,7 +80,7 @@ def changes(
     for key, obj in after.items():
         old = before.get(key)
         # Helm recreates hooks.
-        if old is None or "helm.sh/hook" in annotations_of(obj):
+        if old is None or "helm.sh/hook" in dict_at(obj, "metadata", "annotations"):
             continue
 
         fields = dict(FIELDS.get(key[:2], {}))

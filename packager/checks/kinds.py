@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, list_at
 from packager.addons.facts import minor_version
 
 KIND = "kind-served"
@@ -85,13 +85,11 @@ def served_kinds(distribution: str, version: str) -> frozenset[Kind]:
 def crd_kinds(objects: Iterable[Obj]) -> Iterator[Kind]:
     """Yield the kinds that the CRDs among these objects define."""
     for obj in objects:
-        spec = obj.get("spec")
-        if obj.get("kind") != "CustomResourceDefinition" or not isinstance(spec, dict):
+        if obj.get("kind") != "CustomResourceDefinition":
             continue
-        for version in spec.get("versions") or ():
+        group = at(obj, "spec", "group")
+        kind = str(at(obj, "spec", "names", "kind"))
+        for version in list_at(obj, "spec", "versions"):
             # CRDs keep versions that are not served for objects stored in them.
-            if version.get("served", True):
-                yield (
-                    f"{spec.get('group')}/{version.get('name')}",
-                    str(at(spec, "names", "kind")),
-                )
+            if at(version, "served") is not False:
+                yield f"{group}/{at(version, 'name')}", kind

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, text_at
 from caphv.validation.finding import FieldPath
 
 REFERENCE = "reference"
@@ -59,7 +59,7 @@ def references(obj: Obj, namespace: str) -> Iterator[Reference]:
     `namespace` is the namespace of the release, which counts if the object names none.
     """
     kind = str(obj.get("kind"))
-    namespace = str(at(obj, "metadata", "namespace") or namespace)
+    own_namespace = text_at(obj, "metadata", "namespace") or namespace
     for path, target_kind in _NAMES.get(kind, ()):
         name = at(obj, *path)
         if isinstance(name, str) and name:
@@ -67,13 +67,13 @@ def references(obj: Obj, namespace: str) -> Iterator[Reference]:
 
     if kind in POD_TEMPLATES:
         path = POD_TEMPLATES[kind]
-        yield from _pod_references(at(obj, *path), path, namespace)
+        yield from _pod_references(at(obj, *path), path, own_namespace)
     elif kind in ("RoleBinding", "ClusterRoleBinding"):
-        yield from _binding_references(obj, namespace)
+        yield from _binding_references(obj, own_namespace)
     elif kind.endswith("WebhookConfiguration"):
         for index, hook in _rows(obj.get("webhooks")):
-            place = ("webhooks", index, "clientConfig", "service")
-            yield from _service_reference(at(hook, "clientConfig", "service"), place)
+            field = ("webhooks", index, "clientConfig", "service")
+            yield from _service_reference(at(hook, "clientConfig", "service"), field)
     elif kind == "APIService":
         yield from _service_reference(at(obj, "spec", "service"), ("spec", "service"))
 
@@ -81,20 +81,18 @@ def references(obj: Obj, namespace: str) -> Iterator[Reference]:
 def _binding_references(obj: Obj, namespace: str) -> Iterator[Reference]:
     role = at(obj, "roleRef", "kind")
     if role in ("Role", "ClusterRole"):
-        place = namespace if role == "Role" else ""
         yield Reference(
             path=("roleRef", "name"),
             kind=role,
-            namespace=place,
+            namespace=namespace if role == "Role" else "",
             name=str(at(obj, "roleRef", "name")),
         )
     for index, subject in _rows(obj.get("subjects")):
         if subject.get("kind") == "ServiceAccount":
-            place = str(subject.get("namespace") or namespace)
             yield Reference(
                 path=("subjects", index, "name"),
                 kind="ServiceAccount",
-                namespace=place,
+                namespace=str(subject.get("namespace") or namespace),
                 name=str(subject.get("name")),
             )
 
@@ -108,6 +106,7 @@ def _service_reference(service: Any, path: FieldPath) -> Iterator[Reference]:
 
 
 def _pod_references(spec: Any, path: FieldPath, namespace: str) -> Iterator[Reference]:
+    """Yield the references of a Pod's spec, which is at a path and may have any type."""
     if not isinstance(spec, dict):
         return
 
@@ -120,8 +119,9 @@ def _pod_references(spec: Any, path: FieldPath, namespace: str) -> Iterator[Refe
             owner = namespace if kind == "ServiceAccount" else ""
             yield Reference(path=(*path, field), kind=kind, namespace=owner, name=spec[field])
     for index, row in _rows(spec.get("imagePullSecrets")):
-        place = (*path, "imagePullSecrets", index, "name")
-        yield Reference(path=place, kind="Secret", namespace=namespace, name=str(row.get("name")))
+        field_path = (*path, "imagePullSecrets", index, "name")
+        name = str(row.get("name"))
+        yield Reference(path=field_path, kind="Secret", namespace=namespace, name=name)
 
     for index, volume in _rows(spec.get("volumes")):
         inner = (*path, "volumes", index)
@@ -137,14 +137,15 @@ def _pod_references(spec: Any, path: FieldPath, namespace: str) -> Iterator[Refe
 
 
 def _container_references(container: Obj, path: FieldPath, namespace: str) -> Iterator[Reference]:
-    keys = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}
-    whole = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
+    """Yield the references of a container to single keys of objects, and to all their keys."""
+    key_fields = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}
+    object_fields = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
     for index, row in _rows(container.get("env")):
         yield from _field_references(
-            row.get("valueFrom"), keys, (*path, "env", index, "valueFrom"), namespace
+            row.get("valueFrom"), key_fields, (*path, "env", index, "valueFrom"), namespace
         )
     for index, row in _rows(container.get("envFrom")):
-        yield from _field_references(row, whole, (*path, "envFrom", index), namespace)
+        yield from _field_references(row, object_fields, (*path, "envFrom", index), namespace)
 
 
 def _volume_references(volume: Obj, path: FieldPath, namespace: str) -> Iterator[Reference]:
@@ -152,13 +153,18 @@ def _volume_references(volume: Obj, path: FieldPath, namespace: str) -> Iterator
     yield from _field_references(volume, {"secret": "Secret"}, path, namespace)
     claim = at(volume, "persistentVolumeClaim", "claimName")
     if isinstance(claim, str):
-        place = (*path, "persistentVolumeClaim", "claimName")
-        yield Reference(path=place, kind="PersistentVolumeClaim", namespace=namespace, name=claim)
+        yield Reference(
+            path=(*path, "persistentVolumeClaim", "claimName"),
+            kind="PersistentVolumeClaim",
+            namespace=namespace,
+            name=claim,
+        )
 
 
 def _field_references(
     holder: Any, kinds: Mapping[str, str], path: FieldPath, namespace: str
 ) -> Iterator[Reference]:
+    """Yield the references in fields of a holder; `kinds` has the kind of each field's object."""
     for field, kind in kinds.items():
         source = at(holder, field)
         # Kubernetes starts the Pod without an optional object.

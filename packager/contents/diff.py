@@ -6,9 +6,10 @@ import difflib
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import NamedTuple
 
+from packager.git.changeplan import Plan
 from packager.git.folder import FILE_LIST
-from packager.git.prune import Plan
 from packager.git.snapshot import Snapshot
 from packager.rendering.bundler import Batch
 from packager.tree import CLUSTERS
@@ -35,6 +36,13 @@ class State(StrEnum):
     """Unmanaged files are where the bundles should be, or in the same bundles."""
 
 
+class LineCounts(NamedTuple):
+    """The numbers of lines that a change adds and removes."""
+
+    added: int
+    removed: int
+
+
 @dataclass(frozen=True)
 class FileChange:
     """A file that is added (`before` is None), removed (`after` is None) or changed."""
@@ -53,12 +61,14 @@ class FileChange:
         return list(difflib.unified_diff(before, after, old, new, lineterm=""))
 
     @property
-    def counts(self) -> tuple[int, int]:
+    def counts(self) -> LineCounts:
         """The numbers of added and removed lines."""
+        # The first two lines name the files, and begin with the same signs.
         lines = self.lines[2:]
-        added = sum(line.startswith("+") for line in lines)
-        removed = sum(line.startswith("-") for line in lines)
-        return added, removed
+        return LineCounts(
+            added=sum(line.startswith("+") for line in lines),
+            removed=sum(line.startswith("-") for line in lines),
+        )
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,8 @@ def diff_clusters(batch: Batch, plan: Plan, snapshot: Snapshot) -> list[ClusterD
     for path in plan.foreign:
         name = _cluster(path)
         reasons.setdefault(name, []).append(f"{path} {FOREIGN_FILE}")
-        if states.setdefault(name, State.FOREIGN) in (State.MATCHES, State.SUSPENDED):
+        # Any other state needs more attention than unmanaged files.
+        if states.get(name, State.MATCHES) in (State.MATCHES, State.SUSPENDED):
             states[name] = State.FOREIGN
 
     changes = _changes(plan, snapshot)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from packager.git.folder import FILE_LIST, Folder, Root, parse_file_list
+from packager.git.changeplan import Plan, plan_changes
+from packager.git.folder import FILE_LIST, ExistingFolder, Folder, Root, parse_file_list
 from packager.git.paths import join_path
-from packager.git.prune import Current, Plan, Pruning, Staging, difference
+from packager.git.pruning import Pruning, Staging
 from packager.git.snapshot import Snapshot
 
 Wanted = Mapping[Root, Mapping[str, Folder]]
@@ -24,7 +25,7 @@ def compare_folders(
     :param staging: delays the removal of single bundles
     """
     folders: dict[str, Folder] = {}
-    current: dict[str, Current] = {}
+    current: dict[str, ExistingFolder] = {}
     definitions: set[str] = set()
 
     for root, inner in wanted.items():
@@ -40,7 +41,7 @@ def compare_folders(
             if root.definitions:
                 definitions.add(path)
 
-    return difference(current, folders, pruning, definitions, staging)
+    return plan_changes(current, folders, pruning, definitions, staging)
 
 
 def _folder_ids(snapshot: Snapshot, root: str) -> dict[str, str]:
@@ -55,14 +56,14 @@ def _folder_ids(snapshot: Snapshot, root: str) -> dict[str, str]:
     return ids
 
 
-def _current(snapshot: Snapshot, path: str) -> Current:
+def _current(snapshot: Snapshot, path: str) -> ExistingFolder:
     """Return the existing folder at a path of the repository."""
     list_path = join_path(path, FILE_LIST)
     if obstacle := snapshot.obstacle(list_path):
-        return Current(obstacle=f"{obstacle} is not a folder")
+        return ExistingFolder(obstacle=f"{obstacle} is not a folder")
     listing = snapshot.entry(list_path)
     if listing and not listing.is_file:
-        return Current(obstacle=f"{list_path} is not a regular file")
+        return ExistingFolder(obstacle=f"{list_path} is not a regular file")
 
     names = parse_file_list(snapshot.read(list_path))
     owned: dict[str, str] = {}
@@ -75,4 +76,4 @@ def _current(snapshot: Snapshot, path: str) -> Current:
             owned[name] = entry.id
         else:
             foreign[name] = entry.id if entry.is_file else ""
-    return Current(owned=owned, foreign=foreign, file_list=listing.id if listing else "")
+    return ExistingFolder(owned=owned, foreign=foreign, file_list=listing.id if listing else "")

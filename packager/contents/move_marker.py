@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from packager.git.changeplan import Plan
 from packager.git.folder import FILE_LIST, MARK, file_list, parse_file_list
-from packager.git.prune import Plan, Skipped
+from packager.git.pruning import Skipped
 from packager.git.snapshot import Snapshot
 
 _TEXT = b"""\

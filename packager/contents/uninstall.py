@@ -12,11 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from caphv.api import names
 from caphv.api.object import Key, Obj
 from caphv.runtime.text import Limits, TextError, load_yaml
-from packager.git.prune import Plan, Removal, Skipped, Stay
+from packager.git.changeplan import Plan
+from packager.git.pruning import Delay, Removal, Skipped, Staging
 from packager.git.snapshot import Snapshot
 from packager.rendering import yaml
 from packager.rendering.bundles import FLEET_YAML, bundle_name
@@ -55,57 +57,78 @@ def policies_of(rendered: Iterable[Rendered]) -> dict[str, UninstallPolicy]:
 
 def staging(
     policies: Mapping[str, UninstallPolicy], snapshot: Snapshot, applied: Collection[str] | None
-) -> Callable[[Removal], Stay | None]:
+) -> Staging:
     """Return a function that returns why a removal must wait, None if it need not.
 
-    The keys of `policies` are `<namespace>/<cluster>`. `applied` are names of Fleet bundles that
-    Fleet would uninstall, None if that is unknown. A bundle that only a branch for review releases
-    is not released yet.
+    :param policies: policies by `<namespace>/<cluster>`; without a policy no removal waits
+    :param snapshot: the repository
+    :param applied: names of Fleet bundles that Fleet would uninstall, None if that is unknown
     """
 
-    def stage(removal: Removal) -> Stay | None:
-        root, _, name = removal.folder.partition("/")
-        policy = policies.get(name) if root == CLUSTERS else None
-        path = f"{removal.bundle}/{FLEET_YAML}"
-        if policy is None or path not in removal.files:
+    def stage(removal: Removal) -> Delay | None:
+        root, _, cluster = removal.folder.partition("/")
+        has_options = f"{removal.bundle}/{FLEET_YAML}" in removal.files
+        if root != CLUSTERS or cluster not in policies or not has_options:
             return None
-
-        file = f"{removal.folder}/{path}"
-        # Read the branch that Fleet reads, not the proposal of a review.
-        options = _parse(snapshot.merged.read(file))
-        if options is None or policy.keep or removal.bundle.endswith(_CRDS):
-            return None
-        if removal.bundle == CNI and not policy.network:
-            return Stay(
-                "without it Pods have no network: to uninstall it, set annotation "
-                f"{names.ALLOW_NETWORK_CHANGE_ANNOTATION}=true on the Cluster; to leave it "
-                "installed without its bundle, set fleet.keepResources to true"
-            )
-
-        if not _is_released(options):
-            content = yaml.dump(_release(options)).encode()
-            reason = (
-                "Fleet may uninstall it now: the next commit removes its bundle once Fleet has "
-                "deployed this one"
-            )
-            return Stay(reason, {} if snapshot.read(file) == content else {path: content})
-
-        # Fleet's status tells whether its agent has deployed the released bundle.
-        bundle = bundle_name(Key(*name.split("/")), removal.bundle)
-        if applied is not None and bundle not in applied:
-            return Stay(
-                "waiting until Fleet has deployed the bundle with keepResources: false; its "
-                "GitRepo must not set keepResources"
-            )
-        return None
+        return _delay(removal, cluster, policies[cluster], snapshot, applied)
 
     return stage
 
 
+def _delay(
+    removal: Removal,
+    cluster: str,
+    policy: UninstallPolicy,
+    snapshot: Snapshot,
+    applied: Collection[str] | None,
+) -> Delay | None:
+    """Return why the removal of a bundle must wait, None if it need not.
+
+    A bundle waits twice: for the commit that drops `keepResources`, and until Fleet has deployed
+    that commit. A bundle that stays installed does not wait.
+
+    :param removal: the removal of the bundle
+    :param cluster: the cluster, `<namespace>/<cluster>`
+    :param policy: policy for removed add-ons of the cluster
+    :param snapshot: the repository
+    :param applied: names of Fleet bundles that Fleet would uninstall, None if that is unknown
+    """
+    path = f"{removal.bundle}/{FLEET_YAML}"
+    file = f"{removal.folder}/{path}"
+    # A proposal that is not merged releases nothing, so read the branch that Fleet reads.
+    options = _parse(snapshot.merged.read(file))
+    if options is None or policy.keep or removal.bundle.endswith(_CRDS):
+        return None
+    if removal.bundle == CNI and not policy.network:
+        return Delay(
+            "without it Pods have no network: to uninstall it, set annotation "
+            f"{names.ALLOW_NETWORK_CHANGE_ANNOTATION}=true on the Cluster; to leave it "
+            "installed without its bundle, set fleet.keepResources to true"
+        )
+
+    if not _is_released(options):
+        content = yaml.dump(_release(options)).encode()
+        reason = (
+            "Fleet may uninstall it now: the next commit removes its bundle once Fleet has "
+            "deployed this one"
+        )
+        return Delay(reason, {} if snapshot.read(file) == content else {path: content})
+
+    # Fleet's status tells whether its agent has deployed the released bundle.
+    bundle = bundle_name(Key(*cluster.split("/")), removal.bundle)
+    if applied is not None and bundle not in applied:
+        return Delay(
+            "waiting until Fleet has deployed the bundle with keepResources: false; its "
+            "GitRepo must not set keepResources"
+        )
+    return None
+
+
 def add_release_ids(plan: Plan, snapshot: Snapshot) -> Plan:
-    """Add the ids of files that let Fleet uninstall held-back bundles to a plan."""
+    """Add to held-back removals of bundles the id of the file that lets Fleet uninstall them."""
 
     def released_file(what: str) -> str:
+        # Only bundles have four parts: `clusters/<namespace>/<cluster>/<bundle>`.
         parts = what.split("/")
         if parts[0] != CLUSTERS or len(parts) != 4:
             return ""
@@ -120,6 +143,13 @@ def add_release_ids(plan: Plan, snapshot: Snapshot) -> Plan:
     return replace(plan, held=tuple(held))
 
 
+class _Wait(NamedTuple):
+    """A wait for Fleet, which began when the file with this id was seen; `since` is monotonic."""
+
+    released: str
+    since: float
+
+
 class Waiting:
     """Removals that wait for Fleet. If its status is not visible, they wait for a fixed time.
 
@@ -130,7 +160,7 @@ class Waiting:
     def __init__(self, uninstallable: Callable[[], frozenset[str] | None]) -> None:
         """Take a function that returns bundles that Fleet would uninstall, None if not visible."""
         self._uninstallable = uninstallable
-        self._since: dict[str, tuple[str, float]] = {}
+        self._waits: dict[str, _Wait] = {}
 
     def uninstallable_bundles(self) -> frozenset[str]:
         """Return the names of the Fleet bundles that no longer have to wait."""
@@ -138,23 +168,22 @@ class Waiting:
         if visible is not None:
             return visible
         latest = time.monotonic() - _BLIND_SECONDS
-        return frozenset(name for name, (_, since) in self._since.items() if since <= latest)
+        return frozenset(name for name, wait in self._waits.items() if wait.since <= latest)
 
     def note(self, held: Iterable[Skipped]) -> None:
         """Remember since when Fleet may uninstall the bundles that are held back."""
-        time_of_call = time.monotonic()
-        before = self._since
-        self._since = {}
+        before = self._waits
+        self._waits = {}
         for skipped in held:
             if not skipped.released:
                 continue
             _, namespace, cluster, bundle = skipped.what.split("/")
             name = bundle_name(Key(namespace, cluster), bundle)
-            released, since = before.get(name, ("", time_of_call))
+            wait = before.get(name)
             # Another version of the file starts the wait again.
-            if released != skipped.released:
-                since = time_of_call
-            self._since[name] = (skipped.released, since)
+            if wait is None or wait.released != skipped.released:
+                wait = _Wait(skipped.released, time.monotonic())
+            self._waits[name] = wait
 
 
 def _is_released(options: Obj) -> bool:
@@ -169,9 +198,9 @@ def _release(options: Obj) -> Obj:
 
 
 def _parse(content: bytes | None) -> Obj | None:
-    """Return the options of a bundle (`fleet.yaml`), None if they cannot be parsed."""
+    """Return the options of a bundle (`fleet.yaml`) to change and write; None for other content."""
     try:
         options = load_yaml(content or b"", _LIMITS)
     except TextError:
         return None
-    return options if isinstance(options, dict) else None
+    return yaml.writable(options) if isinstance(options, dict) else None

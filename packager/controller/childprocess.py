@@ -13,6 +13,7 @@ from packager.controller.main import PackagerOptions, Process, packager_process
 
 async def serve_child(options: PackagerOptions) -> None:
     """Run the packager until the provider stops it or exits. Raises as `main.run` does."""
+    # The process exists once the management cluster answers, and readiness is asked before.
     process: Process | None = None
 
     async def work(stop: asyncio.Event) -> None:
@@ -21,7 +22,6 @@ async def serve_child(options: PackagerOptions) -> None:
             await process.manager.run(stop)
 
     def not_ready() -> list[str]:
-        # The process exists once the management cluster answers.
         reasons = process.manager.not_ready() if process else ["waiting for the management cluster"]
         return [f"packager: {reason}" for reason in reasons]
 

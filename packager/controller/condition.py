@@ -14,7 +14,7 @@ from packager.controller.publisher import Published
 from packager.controller.state import ClusterState
 from packager.definitions.files import MANIFESTS
 from packager.fleet import ExpectedBundles, Report, expected_bundles
-from packager.git.prune import Plan
+from packager.git.changeplan import Plan
 from packager.rendering.rendered import Rendered
 from packager.tree import cluster_folder
 
@@ -154,15 +154,15 @@ def condition_of(outcome: Outcome, report: Report | None) -> ConditionUpdate:
     if outcome.reason is not None:
         return ConditionUpdate("False", outcome.reason, outcome.message)
 
-    place = f"commit {outcome.commit}"
+    commit = f"commit {outcome.commit}"
     notes = [outcome.message] if outcome.message else []
     if report is None:
-        message = "; ".join([place, "the status of Fleet is not visible here", *notes])
+        message = "; ".join([commit, "the status of Fleet is not visible here", *notes])
         return ConditionUpdate("True", ConditionType.ADDON_BUNDLES_READY, message)
     if report.ready:
-        message = "; ".join([f"{place}, applied by Fleet", *notes])
+        message = "; ".join([f"{commit}, applied by Fleet", *notes])
         return ConditionUpdate("True", ConditionType.ADDON_BUNDLES_READY, message)
-    message = "; ".join([place, *report.problems, *notes])
+    message = "; ".join([commit, *report.problems, *notes])
     return ConditionUpdate("False", Reason.ADDON_BUNDLES_NOT_APPLIED, message)
 
 

@@ -17,7 +17,7 @@ from packager.controller.loop import SyncIntervals
 from packager.controller.main import PackagerOptions
 from packager.controller.open_repository import RepositoryConfig
 from packager.controller.publisher import PublisherOptions
-from packager.controller.pushevents import Receiver
+from packager.controller.pushevents import Receiver, ReceiverOptions
 from packager.definitions.source import Validator
 from packager.git.commit import Identity
 from packager.git.remote import Remote
@@ -88,7 +88,7 @@ class PackagerFlags:
             self.templates, self.chart_repo, fleet_version=self.fleet_version
         )
         publisher = PublisherOptions(
-            place=RepositoryConfig(
+            repository=RepositoryConfig(
                 remote=remote, cache=cache, secret_folder=secret, identity=self._identity()
             ),
             rendering=rendering,
@@ -139,10 +139,11 @@ class PackagerFlags:
         # The list may change while the packager runs, so only its path is kept.
         signers = Path(self.source_signers) if self.source_signers else None
         if signers:
-            # The list is read again for each commit. This reports an invalid list at the start.
+            # Read the list only for its checks: an invalid list is an error at the start. Each new
+            # commit is verified with the list as it is then.
             Signers.read(signers)
-        place = RepositoryConfig(remote, cache / "source", source_secret)
-        return SourceOptions(place, validate, signers)
+        repository = RepositoryConfig(remote, cache / "source", source_secret)
+        return SourceOptions(repository, validate, signers)
 
     def _git_repos(self) -> GitRepoOptions | None:
         try:
@@ -150,14 +151,14 @@ class PackagerFlags:
         except ValueError as error:
             raise ValueError(f"GitRepos of definitions: {error}") from None
 
-    def _receiver(self) -> tuple[str, Path] | None:
+    def _receiver(self) -> ReceiverOptions | None:
         if not self.receiver_bind_address:
             return None
-        address = self.receiver_bind_address
-        secret_file = Path(self.receiver_secret_file)
-        # This reports an invalid address or secret at the start.
-        Receiver(address, secret_file, lambda: None)
-        return address, secret_file
+        options = ReceiverOptions(self.receiver_bind_address, Path(self.receiver_secret_file))
+        # Create a receiver only for its checks: an invalid address or secret is an error at the
+        # start, and not in the process that receives later.
+        Receiver(*options, lambda: None)
+        return options
 
     def _identity(self) -> Identity:
         author = _AUTHOR.fullmatch(self.author)

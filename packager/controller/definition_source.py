@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 class SourceOptions:
     """The repository with the definitions, the check of its objects, and signers of commits."""
 
-    place: RepositoryConfig
+    repository: RepositoryConfig
     validate: Validator
     signers: Path | None = None
     """A file, or a mounted Secret or ConfigMap, with keys that may sign commits; None for any."""
@@ -41,11 +41,11 @@ class DefinitionSource:
     """Reads definitions, and remembers those of the last commit. Calls block."""
 
     def __init__(self, options: SourceOptions) -> None:
-        self._place = options.place
+        self._remote = options.repository.remote
         self._signers_path = options.signers
         self._signers: Signers | None = None
         self._reader = Reader(options.validate)
-        self._repository = RepositoryHandle(options.place)
+        self._repository = RepositoryHandle(options.repository)
         self._last: DefinitionCommit | None = None
         self._last_commit = ""
 
@@ -61,7 +61,7 @@ class DefinitionSource:
         when the list of signers changes.
         """
         signers = Signers.read(self._signers_path) if self._signers_path else None
-        remote = self._place.remote
+        remote = self._remote
         repository = self._repository.open()
         snapshot = repository.sync()
         is_read = self._last is not None and self._last_commit == snapshot.commit

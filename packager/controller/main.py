@@ -33,7 +33,7 @@ from packager.controller.fleetrelease import add_fleet_release
 from packager.controller.loop import SyncIntervals, SyncLoop
 from packager.controller.publisher import Publisher, PublisherOptions
 from packager.controller.pushevent_relay import PushRelay
-from packager.controller.pushevents import Receiver
+from packager.controller.pushevents import Receiver, ReceiverOptions
 from packager.controller.state import ClusterCache
 from packager.controller.status import Reporter
 from packager.controller.upgrades import Upgrades
@@ -58,7 +58,7 @@ class PackagerOptions:
     addresses: BindAddresses = field(default_factory=BindAddresses)
     secure_metrics: bool = False
     metrics_certificate: Path | None = None
-    receiver: tuple[str, Path] | None = None
+    receiver: ReceiverOptions | None = None
     """Address for push events, [host]:port, and the file with the shared secret."""
 
 
@@ -166,7 +166,7 @@ class Process:
             publisher=publisher,
             reporter=self._reporter,
             intervals=options.intervals,
-            path=options.publisher.place.remote.path,
+            path=options.publisher.repository.remote.path,
             waiting=Waiting(self._fleet.uninstallable),
             upgrades=self._upgrades,
         )
@@ -216,9 +216,9 @@ class Process:
         self._reporter.resync()
         self._upgrades.on_fleet_visible()
 
-    def _on_fleet_change(self, place: Key) -> None:
-        self._reporter.on_fleet_change(place)
-        self._upgrades.on_fleet_change(place)
+    def _on_fleet_change(self, bundle: Key) -> None:
+        self._reporter.on_fleet_change(bundle)
+        self._upgrades.on_fleet_change(bundle)
 
     def _on_upgrade_due(self) -> None:
         self.loop.debouncer.trigger_now()

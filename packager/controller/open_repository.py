@@ -31,8 +31,8 @@ class RepositoryConfig:
 class RepositoryHandle:
     """Opens a repository on first use. Not thread-safe."""
 
-    def __init__(self, place: RepositoryConfig) -> None:
-        self._place = place
+    def __init__(self, config: RepositoryConfig) -> None:
+        self._config = config
         self._repository: Repository | None = None
         self._credentials = Credentials()
 
@@ -41,23 +41,23 @@ class RepositoryHandle:
 
         Raises `GitError` for credentials that cannot be read, and for a clone in use.
         """
-        place = self._place
+        config = self._config
         # Read the files each time, because kubelets replace them when the Secret changes.
         credentials = (
-            Credentials.from_folder(place.secret_folder)
-            if place.secret_folder
+            Credentials.from_folder(config.secret_folder)
+            if config.secret_folder
             else Credentials.from_environment(os.environ)
         )
         if self._repository is not None and credentials != self._credentials:
-            log.info("the credentials for %s have changed", place.remote.shown)
+            log.info("the credentials for %s have changed", config.remote.shown)
             self.close()
 
         if self._repository is None:
             repository = Repository(
-                remote=place.remote,
-                folder=place.cache,
+                remote=config.remote,
+                folder=config.cache,
                 credentials=credentials,
-                identity=place.identity,
+                identity=config.identity,
             )
             self._repository = repository.__enter__()
             self._credentials = credentials

@@ -15,14 +15,14 @@ from packager.controller.open_repository import RepositoryConfig, RepositoryHand
 from packager.definitions import ownership
 from packager.definitions.builder import Builder
 from packager.definitions.buildresult import BuildResult
+from packager.git.changeplan import Plan
 from packager.git.commit import Reason
 from packager.git.errors import CorruptClone, GitError, UnverifiedCommit
-from packager.git.prune import Plan
 from packager.git.repository import Repository
 from packager.git.result import Result
 from packager.git.snapshot import Snapshot
+from packager.planning.commitplan import commit_plan, definitions_reason
 from packager.planning.planner import Planner
-from packager.planning.publish import definitions_reason, publish
 from packager.planning.state import ManagementState
 from packager.rendering.bundler import Batch, Bundler
 from packager.rendering.gitrepo import GitRepoOptions
@@ -42,7 +42,7 @@ class PublisherOptions:
     the GitRepos to write for their bundles.
     """
 
-    place: RepositoryConfig
+    repository: RepositoryConfig
     rendering: RenderOptions = field(default_factory=RenderOptions)
     max_prune: int = 10
     namespace: str = ""
@@ -99,13 +99,18 @@ class Publisher:
             max_prune=options.max_prune,
             namespace=options.namespace,
         )
-        self._target = RepositoryHandle(options.place)
+        self._target = RepositoryHandle(options.repository)
         self._source = DefinitionSource(options.source) if options.source else None
+        # The commit of the source that the last commit names.
         self._last_origin = ""
         self._stopping = False
+        # Rank of each known commit: a higher rank is a newer commit.
         self._order: OrderedDict[str, int] = OrderedDict()
+        # Git's id of each cluster's folder, as it was when the cluster was last rendered.
         self._folders: dict[Key, str] = {}
+        # The commit that Fleet must reach for each cluster.
         self._awaited: dict[Key, str] = {}
+        # Clusters that changed between the commit in their condition and the start of this process.
         self._stale: frozenset[Key] = frozenset()
 
     def publish(
@@ -122,16 +127,18 @@ class Publisher:
             self._note_start(repository, known)
 
         # Live clusters are published even while the source cannot be read.
-        definitions, error = self._read_source()
+        error = self._refresh_source()
+        definitions = self._source.last if self._source else None
         source = definitions.source if definitions else None
         reason = self._reason(state, definitions)
-        planned, result = publish(
+        planned, result = commit_plan(
             repository, self._planner, state, source, reason=reason, check=self._check_running
         )
         self._last_origin = definitions.origin if definitions else ""
         self._note_order(result.head)
 
-        # Fleet reads the target branch, and changes on a review branch wait to be merged.
+        # Fleet reads the target branch. With a review, changes that a plan for the target branch
+        # would still make wait to be merged.
         merged = repository.snapshot_at(result.head)
         unmerged: frozenset[Key] = frozenset()
         if self.is_reviewed:
@@ -156,10 +163,11 @@ class Publisher:
     @property
     def is_reviewed(self) -> bool:
         """Whether commits go to a review branch and must be merged."""
-        return bool(self._options.place.remote.review)
+        return bool(self._options.repository.remote.review)
 
     def is_before(self, commit: str, other: str) -> bool:
         """Whether one commit of the branch is known to be older than another."""
+        # An unknown commit must not count as older, so the defaults make the result false.
         return self._order.get(commit, math.inf) < self._order.get(other, -1)
 
     def may_be_before(self, commit: str, other: str) -> bool:
@@ -200,25 +208,29 @@ class Publisher:
             for key, commit in earlier.items()
             if _folder_at(repository, commit, key) != self._folders.get(key, "")
         )
-        # All these commits are older than the head, and their order is not known.
+        # All these commits are older than the head, and their order is not known. So they share the
+        # lowest rank.
         self._order.update(dict.fromkeys((earlier[key] for key in self._stale), 0))
         self._note_order(snapshot.commit)
 
-    def _read_source(self) -> tuple[DefinitionCommit | None, Exception | None]:
-        """Return the newest definitions that could be read, and the error if that fails now."""
-        if self._source is None:
-            return None, None
+    def _refresh_source(self) -> Exception | None:
+        """Read the newest definitions, and return the error if that fails.
+
+        After a failure, the definitions that were read before stay in use.
+        """
         try:
-            self._source.refresh()
+            if self._source:
+                self._source.refresh()
         except (GitError, OSError) as error:
-            return self._source.last, error
-        return self._source.last, None
+            return error
+        return None
 
     def _unverified_clusters(self, snapshot: Snapshot, error: Exception | None) -> frozenset[Key]:
         """Return the clusters that the source defines, if its newest commit is refused."""
-        if self._options.source is None or not isinstance(error, UnverifiedCommit):
+        source = self._options.source
+        if source is None or not isinstance(error, UnverifiedCommit):
             return frozenset()
-        owners = ownership.Owners(snapshot, ownership.name_of(self._options.source.place.remote))
+        owners = ownership.Owners(snapshot, ownership.name_of(source.repository.remote))
         return frozenset(Key(*name.split("/")) for name in owners.own)
 
     def _reason(self, state: ManagementState, definitions: DefinitionCommit | None) -> Reason:
@@ -244,6 +256,8 @@ class Publisher:
         :param unmerged: the clusters whose change waits on the review branch
         """
         written = set(clusters_of(result.plan)) if result.commit else set()
+        # Clusters without a valid rendering, or with a change that waits to be merged, are skipped.
+        # A later call compares their folder with the folder at their last rendering.
         for rendered in batch.rendered:
             key = rendered.cluster
             if not rendered.ok or key in unmerged:

@@ -16,6 +16,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from aiohttp import ClientError, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -43,8 +44,16 @@ _MAX_BODY_BYTES = 1024 * 1024
 _READ_AHEAD = 16 * 1024
 _BODY_SECONDS = 10.0
 _MIN_SECRET_BYTES = 16
+_ACCEPTED = 202
 _MAX_KNOWN_EVENTS = 4096
 _GRACE_SECONDS = 5.0
+
+
+class ReceiverOptions(NamedTuple):
+    """Where push events are received, and the file with the shared secret."""
+
+    address: str
+    secret_file: Path
 
 
 class Receiver(Runnable):
@@ -55,10 +64,10 @@ class Receiver(Runnable):
 
     def __init__(self, address: str, secret_file: Path, pushed: Callable[[], None]) -> None:
         """Raise `ValueError` for an address without a port, or a missing or short secret."""
-        place = listening_address(address)
-        if place is None:
+        host_and_port = listening_address(address)
+        if host_and_port is None:
             raise ValueError(f"{address!r} is not of the form [host]:port")
-        self._address = place
+        self._address = host_and_port
         self._secret_file = secret_file
         self._pushed = pushed
         self._seen: OrderedDict[bytes, None] = OrderedDict()
@@ -76,32 +85,32 @@ class Receiver(Runnable):
             await asyncio.Event().wait()
 
     async def _receive(self, request: web.BaseRequest) -> web.Response:
-        status, text = await self._answer(request)
-        metrics.PUSH_EVENTS.labels(str(status)).inc()
-        if status != 202:
-            log.warning("push event rejected with %d: %s", status, text)
-        response = web.Response(status=status, text=text)
-        if status != 202:
-            response.force_close()  # the rest of a body may still come
-        return response
-
-    async def _answer(self, request: web.BaseRequest) -> tuple[int, str]:
-        if (request.method, request.path) != ("POST", PATH):
-            return 404, f"push events are sent to {PATH} with POST"
-        if is_compressed(request):
-            return 415, "push events are sent without compression"
-
+        """Answer a request, count it, and log a refusal."""
         try:
-            proof = Proof(request.headers, self._read_secret())
-            await _read_body(request, proof)
-            proof.verify()
+            text = await self._accept(request)
         except Refused as error:
-            return error.status, str(error)
+            metrics.PUSH_EVENTS.labels(str(error.status)).inc()
+            log.warning("push event rejected with %d: %s", error.status, error)
+            response = web.Response(status=error.status, text=str(error))
+            response.force_close()  # the rest of a body may still come
+            return response
+        metrics.PUSH_EVENTS.labels(str(_ACCEPTED)).inc()
+        return web.Response(status=_ACCEPTED, text=text)
 
-        if self._is_repeated(proof.body_digest()):
-            return 202, "accepted before"
+    async def _accept(self, request: web.BaseRequest) -> str:
+        """Trigger a sync for an authentic event, and return the answer. Raises `Refused`."""
+        if (request.method, request.path) != ("POST", PATH):
+            raise Refused(404, f"push events are sent to {PATH} with POST")
+        if is_compressed(request):
+            raise Refused(415, "push events are sent without compression")
+
+        proof = Proof(request.headers, self._read_secret())
+        await _read_body(request, proof)
+        proof.verify()
+        if self._note_event(proof.body_digest()):
+            return "accepted before"
         self._pushed()
-        return 202, "accepted"
+        return "accepted"
 
     def _read_secret(self) -> bytes:
         try:
@@ -110,7 +119,7 @@ class Receiver(Runnable):
             log.error("%s", error)
             raise Refused(503, "cannot read the shared secret") from None
 
-    def _is_repeated(self, digest: bytes) -> bool:
+    def _note_event(self, digest: bytes) -> bool:
         """Remember an event, and return whether it was accepted before.
 
         Events of two pushes differ, because they name commits and times.

@@ -178,7 +178,7 @@ class ClusterCache:
     def harvester_cluster(self, key: Key) -> Obj | None:
         """Return the HarvesterCluster of a Cluster."""
         cluster = self.clusters.get(*key)
-        _, name = clusterapi.infrastructure_ref(cluster) if cluster else ("", "")
+        name = clusterapi.infrastructure_ref(cluster).name if cluster else ""
         return self.harvester_clusters.get(key.namespace, name) if name else None
 
     # One Cluster
@@ -394,7 +394,7 @@ def _is_requested(change: Change) -> bool:
 
 
 def _infrastructure_key(cluster: Obj) -> Key:
-    return Key(cluster["metadata"]["namespace"], clusterapi.infrastructure_ref(cluster)[1])
+    return Key(cluster["metadata"]["namespace"], clusterapi.infrastructure_ref(cluster).name)
 
 
 def _infrastructure(cluster: Obj) -> Iterable[str]:

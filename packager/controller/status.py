@@ -83,29 +83,30 @@ class Reporter:
         """Return the newest outcome of a cluster."""
         return self._outcomes.get(key)
 
-    def clusters_of(self, place: Key) -> set[Key]:
+    def clusters_of(self, bundle: Key) -> set[Key]:
         """Return the clusters of a Bundle, or of a workspace if the name is empty."""
-        return self._clusters_of.get(place, set())
+        return self._clusters_of.get(bundle, set())
 
     def is_in_repository(self, key: Key) -> bool:
         """Whether the condition already reports that the bundles are in the repository."""
         return bool(self._commit_of_condition(key))
 
     def update(self, key: Key, outcome: Outcome) -> None:
-        """Set the newest outcome of a cluster."""
+        """Set the newest outcome of a cluster; evaluate its condition if the outcome differs."""
         before = self._outcomes.get(key)
         if outcome.changed:
             message = f"pushed commit {outcome.commit} with the bundles of the cluster"
             self.record_event(key, "AddonBundlesPushed", message)
-            outcome = replace(outcome, changed=False)
-        if before is not None and not outcome.commit:
-            # The content of the repository did not change.
-            outcome = replace(outcome, commit=before.commit, expected=before.expected)
-        if before == outcome:
+        # The Event is recorded, so the same outcome without a change is no news.
+        newest = replace(outcome, changed=False)
+        if before is not None and not newest.commit:
+            # Without a commit, the repository still has what an earlier commit wrote.
+            newest = replace(newest, commit=before.commit, expected=before.expected)
+        if before == newest:
             return
 
-        self._outcomes[key] = outcome
-        if expected := outcome.expected:
+        self._outcomes[key] = newest
+        if expected := newest.expected:
             for _, name in expected.bundles:
                 self._clusters_of[Key(expected.workspace, name)].add(key)
             self._clusters_of[Key(expected.workspace, "")].add(key)
@@ -116,22 +117,22 @@ class Reporter:
         if self._outcomes.pop(key, None) is None:
             return
         metrics.CLUSTER_READY.remove(str(key))
-        for place in [place for place, keys in self._clusters_of.items() if key in keys]:
-            self._clusters_of[place].discard(key)
-            if not self._clusters_of[place]:
-                del self._clusters_of[place]
+        for bundle in [bundle for bundle, keys in self._clusters_of.items() if key in keys]:
+            self._clusters_of[bundle].discard(key)
+            if not self._clusters_of[bundle]:
+                del self._clusters_of[bundle]
 
     def resync(self) -> None:
         """Evaluate all clusters again, because Fleet became visible."""
         for key in self._outcomes:
             self.controller.enqueue(key)
 
-    def on_fleet_change(self, place: Key) -> None:
+    def on_fleet_change(self, bundle: Key) -> None:
         """Evaluate the clusters of a Bundle that changed.
 
-        Without a name `place` is a workspace in which a GitRepo changed.
+        Without a name, `bundle` is a workspace in which a GitRepo changed.
         """
-        for key in self.clusters_of(place):
+        for key in self.clusters_of(bundle):
             self.controller.enqueue(key)
 
     def on_harvester_cluster_change(self, change: Change) -> None:

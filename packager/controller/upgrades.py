@@ -58,7 +58,9 @@ class Upgrades:
         self._reporter = reporter
         self._events = events
         self._due = due
-        self._known = False
+        # Whether `_waiting` holds the unready clusters of the current wave. If not, the next sync
+        # reads all reports.
+        self._is_waiting_known = False
         self._problem = ""
         self._current: rollout.Rollout | None = None
         self._waiting: set[Key] = set()
@@ -97,29 +99,31 @@ class Upgrades:
         if decision.step:
             self._report(decision.step, published.result.commit)
 
-        if not self._known or self._current != before or published.result.commit:
-            self._known = True
-            self._waiting = {key for key, report in self._reports().items() if not report.ready}
-            is_active = self._current is not None and self._current.is_active
-            # The commit of a wave has no other change, so it follows the commit of this sync.
-            is_postponed = (
-                bool(published.result.commit) and decision.step is None and decision.is_pending
-            )
-            if is_postponed or (is_active and not self._waiting):
-                self._due()
+        # Without a commit and a change of the upgrade, events of Fleet keep `_waiting` up to date.
+        if self._is_waiting_known and self._current == before and not published.result.commit:
+            return
+        self._is_waiting_known = True
+        self._waiting = {key for key, report in self._reports().items() if not report.ready}
+        is_active = self._current is not None and self._current.is_active
+        # The commit of a wave has no other change, so it follows the commit of this sync.
+        is_postponed = (
+            bool(published.result.commit) and decision.step is None and decision.is_pending
+        )
+        if is_postponed or (is_active and not self._waiting):
+            self._due()
 
-    def on_fleet_change(self, place: Key) -> None:
-        """Check the clusters of a Bundle that changed."""
+    def on_fleet_change(self, bundle: Key) -> None:
+        """Check the clusters of a Bundle that changed; the name is empty for a whole workspace."""
         if not self._waiting:
             return
-        reports = self._reports(self._reporter.clusters_of(place) & self._waiting)
+        reports = self._reports(self._reporter.clusters_of(bundle) & self._waiting)
         self._waiting -= {key for key, report in reports.items() if report.ready}
         if not self._waiting:
             self._due()
 
     def on_fleet_visible(self) -> None:
         """Check all clusters of the last wave with the next sync, because Fleet became visible."""
-        self._known = False
+        self._is_waiting_known = False
 
     def _reports(self, only: set[Key] | None = None) -> Mapping[Key, Report]:
         """Return Fleet's reports about clusters of the last wave, as far as Fleet is visible."""
@@ -132,6 +136,10 @@ class Upgrades:
         return reports
 
     def _report_of(self, key: Key) -> Report | None:
+        """Return the report about a cluster, None if Fleet is not visible.
+
+        An invalid cluster has no bundles to report about, so its error is the report.
+        """
         outcome = self._reporter.outcome(key)
         if outcome and outcome.reason is Reason.ADDON_BUNDLES_INVALID:
             return Report((outcome.message,))
@@ -152,6 +160,7 @@ class Upgrades:
             self._problem = problem
 
     def _report(self, step: rollout.Step, commit: str) -> None:
+        """Record Events about a commit of the upgrade, and about clusters that it affects."""
         upgrade = step.rollout
         for key, reasons in sorted(step.left_out.items()):
             message = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from caphv.api import names
 from caphv.api.object import Obj
@@ -38,21 +39,26 @@ def labels(definition: Definition, node_config: NodeConfig) -> dict[str, str]:
     }
 
 
-def resource_sets(
-    definition: Definition, rendered: Rendered, renderer: Renderer
-) -> tuple[list[Obj], list[Finding]]:
+class ResourceSets(NamedTuple):
+    """ClusterResourceSets and their ConfigMaps, and findings of rendering the add-ons for them."""
+
+    objects: list[Obj]
+    findings: list[Finding]
+
+
+def resource_sets(definition: Definition, rendered: Rendered, renderer: Renderer) -> ResourceSets:
     """Return a ConfigMap and a ClusterResourceSet for each add-on of a rendered cluster."""
     if rendered.settings is None or rendered.versions is None:
-        return [], list(rendered.findings)
+        return ResourceSets([], list(rendered.findings))
     settings = rendered.settings
     # Fleet does not install the charts of these clusters, but their Helm controller can.
     if settings.packaging is Packaging.CHART:
         settings = replace(settings, packaging=Packaging.HELM_CHART)
     folder = cluster_folder(*settings.cluster)
-    files, findings = renderer.files(settings, rendered.versions, folder)
+    bundle_files = renderer.files(settings, rendered.versions, folder)
 
     manifests: dict[str, list[str]] = {}
-    for path, content in sorted(files.items()):
+    for path, content in sorted(bundle_files.files.items()):
         bundle, _, name = path.removeprefix(f"{folder}/").partition("/")
         if name != FLEET_YAML:
             manifests.setdefault(bundle, []).append(content.decode())
@@ -60,7 +66,7 @@ def resource_sets(
     objects: list[Obj] = []
     for bundle, texts in manifests.items():
         objects += _resource_set(definition, bundle, texts)
-    return objects, findings
+    return ResourceSets(objects, bundle_files.findings)
 
 
 def _resource_set(definition: Definition, bundle: str, texts: list[str]) -> Iterator[Obj]:

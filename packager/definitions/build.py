@@ -87,17 +87,19 @@ def build(obj: Any, renderer: Renderer, previous: Tree, existing: Sequence[Obj] 
     :param existing: the objects of a running cluster, whose nodes keep the files that they started
         with until another change replaces them
     """
-    definition, findings = model.parse(obj)
+    parsed = model.parse(obj)
+    definition = parsed.definition
     if definition is None:
-        return Built(None, findings=findings)
+        return Built(None, findings=parsed.findings)
 
     facts = _facts(definition, config_before_rendering(definition))
     rendered = renderer.render_one(facts, previous)
-    findings = in_order([*findings, *map(at_definition, rendered.findings)])
+    findings = in_order([*parsed.findings, *map(at_definition, rendered.findings)])
     if not rendered.ok or rendered.settings is None:
         return Built(definition, rendered=rendered, findings=findings)
 
-    # New servers of a running cluster must be able to join, and its endpoint keeps its holder.
+    # Refuse changes with which new servers of a running cluster could not join, or that would leave
+    # its endpoint without a holder.
     node_config = config_after_rendering(definition, rendered, existing)
     objects = _cluster_objects(definition, node_config)
     refusals = list(kubevip.check_change(existing, objects))
@@ -106,16 +108,19 @@ def build(obj: Any, renderer: Renderer, previous: Tree, existing: Sequence[Obj] 
     if refusals:
         findings = in_order([*findings, *refusals])
         return Built(definition, rendered=rendered, findings=findings)
-    kept_config = keep_files(node_config, existing, objects)
-    if kept_config != node_config:
-        objects = _cluster_objects(definition, kept_config)
+
+    # Only a comparison with the new objects tells which files the nodes keep, so the objects are
+    # built again if nodes keep other files.
+    config_with_old_files = keep_files(node_config, existing, objects)
+    if config_with_old_files != node_config:
+        objects = _cluster_objects(definition, config_with_old_files)
 
     if definition.delivery == CLUSTER_RESOURCE_SET:
         # Manifests of the add-ons are rendered again, as HelmCharts.
-        sets, set_findings = addons.resource_sets(definition, rendered, renderer)
-        objects += sets
-        findings = in_order([*findings, *map(at_definition, set_findings)])
-        if set_findings:
+        sets = addons.resource_sets(definition, rendered, renderer)
+        objects += sets.objects
+        findings = in_order([*findings, *map(at_definition, sets.findings)])
+        if sets.findings:
             return Built(definition, rendered=rendered, findings=findings)
     for extra in (_health_check(definition), addons.git_repo(definition, rendered.settings)):
         if extra:
@@ -207,9 +212,7 @@ def at_definition(finding: Finding) -> Finding:
     path = finding.path
     for source, target in _PLACES:
         if path[: len(source)] == source:
-            path = (*target, *path[len(source) :])
-            break
-    else:
-        if path and path[0] in _SETTINGS:
-            path = ("spec", "addons", *path)
-    return replace(finding, path=path)
+            return replace(finding, path=(*target, *path[len(source) :]))
+    if path and path[0] in _SETTINGS:
+        return replace(finding, path=("spec", "addons", *path))
+    return finding

@@ -22,7 +22,7 @@ from packager.definitions.buildresult import (
     NAMESPACE_ROOT,
     BuildResult,
     ClusterBuild,
-    Emptied,
+    EmptyPools,
     Memo,
 )
 from packager.definitions.gitrepos import Member, folders
@@ -32,7 +32,7 @@ from packager.definitions.source import ClusterEntry, Source
 from packager.definitions.sourcefile import SourceProblem
 from packager.git.errors import GitError
 from packager.git.folder import Folder, blob_id
-from packager.git.prune import Skipped
+from packager.git.pruning import Skipped
 from packager.git.snapshot import Snapshot
 from packager.rendering import vendored
 from packager.rendering.bundles import FLEET_YAML, workspace
@@ -84,6 +84,10 @@ class Builder:
         return last.result
 
     def _build(self, source: Source, snapshot: Snapshot) -> BuildResult:
+        """Build all clusters and shared groups of a source, and the GitRepos of their bundles.
+
+        Leaves new memos. A cluster of another source is reported, and not built.
+        """
         # Begin with the problems of reading, to which builds add theirs.
         built = BuildResult(problems=list(source.problems), invalid=set(source.invalid))
         if not self._bundles:
@@ -91,9 +95,11 @@ class Builder:
             del built.wanted[GITREPO_ROOT]
             del built.wanted[CLUSTER_ROOT]
         for (namespace, name), objects in source.groups.items():
-            self._share(built, snapshot, namespace, name, objects)
+            self._add_shared_group(built, snapshot, namespace, name, objects)
         classes = [obj for group in source.groups.values() for obj in group]
 
+        # Changed charts may change any bundle, so no memo holds any more. Memos of clusters that
+        # the source no longer defines are dropped.
         charts = _entry_id(snapshot, vendored.TOP)
         memos = self._memos if charts == self._charts else {}
         self._charts = charts
@@ -111,7 +117,7 @@ class Builder:
             recorded = owners.source_to_record(str(key))
             memo = self._build_cluster(entry, classes, snapshot, recorded, memos.get(key))
             self._memos[key] = memo
-            self._add(key, memo.result, built, snapshot)
+            self._add_cluster(key, memo.result, built, snapshot)
 
         if self._git_repos and self._bundles:
             members = []
@@ -147,6 +153,7 @@ class Builder:
         if memo is not None and memo.matches(inputs, source, manifest, bundles):
             return memo
 
+        # The result also holds once it has been committed, so note the ids that it will have then.
         result = self._try_to_build(entry, classes, snapshot, source)
         manifests = {manifest}
         folders = {bundles}
@@ -165,6 +172,7 @@ class Builder:
     def _try_to_build(
         self, entry: ClusterEntry, classes: Sequence[Obj], snapshot: Snapshot, source: str
     ) -> ClusterBuild:
+        """Build one cluster, and report an unexpected error as a problem of its definition."""
         try:
             if entry.is_definition:
                 return self._build_definition(entry, snapshot, source)
@@ -190,12 +198,15 @@ class Builder:
         rendered = built.rendered if built.definition.delivery == FLEET else None
         # A definition that names a repository has its own GitRepo among its objects.
         own_repo = built.definition.fleet is not None
-        result = self._write(entry.key, built.objects, before, rendered, source, own_repo=own_repo)
+        result = self._cluster_build(
+            entry.key, built.objects, before, rendered, source, own_repo=own_repo
+        )
         return replace(result, problems=problems, shared=built.shared)
 
     def _build_manifests(
         self, entry: ClusterEntry, classes: Sequence[Obj], snapshot: Snapshot, source: str
     ) -> ClusterBuild:
+        """Return the objects as they are, with bundles if the Cluster is on Harvester."""
         objects = [entry.head.obj, *(item.obj for item in entry.others)]
         rendered = None
         problems = []
@@ -207,10 +218,10 @@ class Builder:
             return ClusterBuild(tuple(problems))
 
         before = existing(snapshot, entry.key)
-        result = self._write(entry.key, objects, before, rendered, source, own_repo=False)
+        result = self._cluster_build(entry.key, objects, before, rendered, source, own_repo=False)
         return replace(result, problems=tuple(problems))
 
-    def _write(
+    def _cluster_build(
         self,
         key: Key,
         objects: Sequence[Obj],
@@ -220,7 +231,7 @@ class Builder:
         *,
         own_repo: bool,
     ) -> ClusterBuild:
-        """Return the folders of a cluster.
+        """Return the result for one cluster: the folders of its manifest and of its bundles.
 
         :param key: namespace and name of the cluster
         :param objects: all objects of the cluster, the Cluster first
@@ -235,10 +246,10 @@ class Builder:
         result = ClusterBuild(
             objects=objects,
             manifest=ownership.folder(content, source),
-            kept=tuple(
+            staying_pools=tuple(
                 Skipped(pool_path(key, obj), dropped.WHY) for obj in staying if dropped.is_pool(obj)
             ),
-            emptied=_find_empty_pools(key, objects, before, staying, source),
+            empty_pools=_find_empty_pools(key, objects, before, staying, source),
         )
         if rendered is None or rendered.settings is None or not self._bundles:
             return result
@@ -256,7 +267,9 @@ class Builder:
             uninstall=policy_of(rendered),
         )
 
-    def _add(self, key: Key, result: ClusterBuild, built: BuildResult, snapshot: Snapshot) -> None:
+    def _add_cluster(
+        self, key: Key, result: ClusterBuild, built: BuildResult, snapshot: Snapshot
+    ) -> None:
         """Add the result of one cluster to the result of the source."""
         built.problems += result.problems
         if result.manifest is None:
@@ -264,11 +277,11 @@ class Builder:
             return
 
         for name, objects in result.shared.items():
-            self._share(built, snapshot, key.namespace, name, objects)
+            self._add_shared_group(built, snapshot, key.namespace, name, objects)
         built.objects[key] = result.objects
-        built.kept += result.kept
-        if result.emptied:
-            built.emptied[key] = result.emptied
+        built.staying_pools += result.staying_pools
+        if result.empty_pools:
+            built.empty_pools[key] = result.empty_pools
         built.wanted[MANIFEST_ROOT][str(key)] = result.manifest
         if result.suspended:
             built.suspended.add(key)
@@ -276,7 +289,7 @@ class Builder:
             built.wanted[CLUSTER_ROOT][str(key)] = result.bundles
             built.uninstall[key] = result.uninstall
 
-    def _share(
+    def _add_shared_group(
         self,
         built: BuildResult,
         snapshot: Snapshot,
@@ -304,7 +317,7 @@ class Builder:
 
 def _find_empty_pools(
     key: Key, objects: Sequence[Obj], before: Sequence[Obj], staying: Sequence[Obj], source: str
-) -> Emptied | None:
+) -> EmptyPools | None:
     """Return the dropped MachineDeployments without machines, None if there are none.
 
     :param key: namespace and name of the cluster
@@ -313,14 +326,14 @@ def _find_empty_pools(
     :param staying: dropped objects that the manifest keeps
     :param source: source of the cluster to record in the repository
     """
-    emptied = dropped.empty_pools(before, objects, key.namespace)
-    pools = tuple(obj for obj in emptied if dropped.is_pool(obj))
+    pools_with_templates = dropped.empty_pools(before, objects, key.namespace)
+    pools = tuple(obj for obj in pools_with_templates if dropped.is_pool(obj))
     if not pools:
         return None
-    # Pools may share a template.
-    others = {id(obj): obj for obj in (*staying, *emptied) if obj not in pools}
+    # A staying pool may share a template with an empty one, so write each object once.
+    others = {id(obj): obj for obj in (*staying, *pools_with_templates) if obj not in pools}
     content = files.cluster_files([*objects, *others.values()], key.namespace, pools)
-    return Emptied(pools, ownership.folder(content, source))
+    return EmptyPools(pools, ownership.folder(content, source))
 
 
 def _entry_id(snapshot: Snapshot, path: str) -> str:

@@ -11,7 +11,7 @@ from packager.contents.uninstall import UninstallPolicy
 from packager.definitions import files
 from packager.definitions.sourcefile import SourceProblem
 from packager.git.folder import Folder, Root
-from packager.git.prune import Skipped
+from packager.git.pruning import Skipped
 from packager.tree import CLUSTER_ROOT
 
 MANIFEST_ROOT = Root(files.MANIFESTS, definitions=True)
@@ -20,7 +20,7 @@ GITREPO_ROOT = Root(files.GITREPOS)
 
 
 @dataclass(frozen=True)
-class Emptied:
+class EmptyPools:
     """Dropped MachineDeployments without machines, and the manifest that unprotects them."""
 
     pools: tuple[Obj, ...]
@@ -31,9 +31,10 @@ class Emptied:
 class BuildResult:
     """The result of building a source: folders by root, objects by cluster, and problems.
 
-    `kept` are objects that are no longer defined and stay in the manifest of their cluster.
-    `emptied` are objects that leave the manifest of their cluster, and must lose their protection
-    first. `foreign` are the clusters among `invalid` that another source defines.
+    `staying_pools` are MachineDeployments that are no longer defined and stay in the manifest of
+    their cluster, because machines may run. `empty_pools` are MachineDeployments that leave the
+    manifest of their cluster, and must lose their protection first. `foreign` are the clusters
+    among `invalid` that another source defines.
     """
 
     # All roots exist from the beginning. A root without folders means that no folder is wanted.
@@ -52,8 +53,8 @@ class BuildResult:
     foreign: set[Key] = field(default_factory=set)
     suspended: set[Key] = field(default_factory=set)
     uninstall: dict[Key, UninstallPolicy] = field(default_factory=dict)
-    kept: list[Skipped] = field(default_factory=list)
-    emptied: dict[Key, Emptied] = field(default_factory=dict)
+    staying_pools: list[Skipped] = field(default_factory=list)
+    empty_pools: dict[Key, EmptyPools] = field(default_factory=dict)
 
     @property
     def errors(self) -> list[SourceProblem]:
@@ -74,8 +75,8 @@ class ClusterBuild:
     objects: Sequence[Obj] = ()
     shared: Mapping[str, Sequence[Obj]] = field(default_factory=dict)
     manifest: Folder | None = None
-    kept: tuple[Skipped, ...] = ()
-    emptied: Emptied | None = None
+    staying_pools: tuple[Skipped, ...] = ()
+    empty_pools: EmptyPools | None = None
     bundles: Folder | None = None
     suspended: bool = False
     workspace: str = ""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, text_at
 from packager.definitions.build import Built
 from packager.definitions.protection import protect, unprotect
 from packager.rendering import yaml
@@ -86,10 +86,10 @@ def _diff(objects: Sequence[Obj], namespace: str) -> Obj:
     """
     patches = [
         {
-            "apiVersion": obj["apiVersion"],
+            "apiVersion": text_at(obj, "apiVersion"),
             "kind": "Cluster",
-            "namespace": at(obj, "metadata", "namespace") or namespace,
-            "name": obj["metadata"]["name"],
+            "namespace": text_at(obj, "metadata", "namespace") or namespace,
+            "name": text_at(obj, "metadata", "name"),
             "jsonPointers": ["/spec/topology/variables"],
         }
         for obj in objects

@@ -14,27 +14,29 @@ from packager.definitions.model import API_VERSION, KIND, SCHEMA
 
 
 def definition_of(values: Mapping[str, str], base: Obj | None = None) -> Obj:
-    """Return the definition of flags, on top of `base` or of the old generator's defaults.
+    """Return the definition that flags describe. The result is not validated.
 
-    `values` are the values of given flags, by flag. The result is not checked.
+    :param values: the texts of the flags, by name of the flag; an empty text counts as no flag
+    :param base: the definition of a file, over which flags take precedence; it need not be valid.
+        Without a file, the old generator's defaults fill in the fields that no flag sets.
     """
     obj = base if base is not None else {}
     for flag in FLAGS:
         if values.get(flag.name):
             value = flag.value(values[flag.name])
-            if flag.joined_by:
-                value = _join_items(at(obj, *flag.path) or [], value, flag.joined_by)
+            if flag.merge_field:
+                value = _merge_items(at(obj, *flag.path) or [], value, flag.merge_field)
             obj = _set(obj, flag.path, value)
     return obj if base is not None else merge(_defaults(obj), obj)
 
 
-def _defaults(given: Obj) -> Obj:
-    """Return the defaults of the old generator for the given fields."""
-    name = at(given, "metadata", "name")
+def _defaults(fields: Obj) -> Obj:
+    """Return the old generator's defaults, some of which depend on the fields set by flags."""
+    name = at(fields, "metadata", "name")
     delivery = "ClusterResourceSet"
-    if "fleet" in given.get("spec", {}):
+    if "fleet" in fields.get("spec", {}):
         delivery = "Fleet"
-    elif at(given, "spec", "distribution") == "kubeadm":
+    elif at(fields, "spec", "distribution") == "kubeadm":
         delivery = "None"
 
     secret = {"name": f"{name}-harvester-identity"} if name else {}
@@ -44,7 +46,7 @@ def _defaults(given: Obj) -> Obj:
         "metadata": {"namespace": name} if name else {},
         "spec": {
             "kubernetesVersion": KUBERNETES_VERSION,
-            **({} if at(given, "spec", "identityRef") else {"identitySecret": secret}),
+            **({} if at(fields, "spec", "identityRef") else {"identitySecret": secret}),
             "machines": {},
             "addonDelivery": delivery,
         },
@@ -52,7 +54,8 @@ def _defaults(given: Obj) -> Obj:
 
 
 def fault_of(flag: Flag, text: str) -> str:
-    """Return the schema's fault of a single value, empty if there is none."""
+    """Return what the schema refuses in the text of a flag, empty if it accepts the text."""
+    # The definition has no other fields, so the schema also reports missing ones.
     for finding in schema.load(SCHEMA).findings(definition_of({flag.name: text}, {})):
         if _is_below(finding.path, flag.path) and finding.fault is not Fault.REQUIRED:
             return finding.detail
@@ -60,9 +63,13 @@ def fault_of(flag: Flag, text: str) -> str:
 
 
 def flag_of(finding: Finding, values: Mapping[str, str]) -> str:
-    """Return the flag that sets the field of a finding, preferably a given one; empty for none."""
+    """Return the name of the flag that sets the field of a finding, empty if no flag does.
+
+    If several flags set the field, a flag that the user gave is returned.
+    """
     flags = [flag for flag in FLAGS if _is_below(finding.path, flag.path)]
-    # A flag for a field of all pools is closer than the flag for the pools.
+    # The longest path comes first: --worker-devices sets a field of the pools, and is closer to a
+    # finding about that field than --worker-replicas, which sets the pools.
     flags.sort(key=lambda flag: len(flag.path), reverse=True)
     for flag in flags:
         if values.get(flag.name):
@@ -71,38 +78,52 @@ def flag_of(finding: Finding, values: Mapping[str, str]) -> str:
 
 
 def _is_below(path: FieldPath, top: FieldPath) -> bool:
-    """Return whether a path is that of a flag's field, or below it."""
-    upper = path[: len(top)]
-    return len(upper) == len(top) and all(
-        pattern in (part, EACH) for part, pattern in zip(upper, top, strict=True)
+    """Return whether a path is `top`, the path of a flag's field, or a path below it."""
+    return len(path) >= len(top) and all(
+        pattern in (part, EACH) for part, pattern in zip(path, top, strict=False)
     )
 
 
-def _join_items(items: Any, more: list[Obj], key: str) -> Any:
-    """Return items of a list with the fields that a flag sets, known by the value of a key.
+def _merge_items(items: Any, flag_items: list[Obj], key: str) -> Any:
+    """Return the items of a list, each merged with the flag's item that has the same `key`.
 
-    A flag that names one twice has two items for it, which rules refuse.
+    Items of the flag without a counterpart are appended.
+
+    :param items: the list in the definition; a list of anything but objects is returned unchanged,
+        because the schema reports it
+    :param flag_items: the items that the flag sets, whose `key` is a text
+    :param key: the field that identifies an item, such as `network`
     """
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        return items  # the schema reports it
-    joined = list(items)
-    indices: dict[Any, int] = {}
+        return items
+
+    # The definition is not validated yet, so the field may hold a value of any type.
+    index_of: dict[str, int] = {}
     for index, item in enumerate(items):
-        indices.setdefault(item.get(key), index)
-    for item in more:
-        if item[key] in indices:
-            index = indices.pop(item[key])
-            joined[index] = joined[index] | item
+        if isinstance(text := item.get(key), str):
+            index_of.setdefault(text, index)
+
+    merged = list(items)
+    for item in flag_items:
+        # Each counterpart is used once. So a flag that names a network twice leaves two items for
+        # it, which the rules report, instead of one item with the last value.
+        counterpart = index_of.pop(item[key], None)
+        if counterpart is None:
+            merged.append(item)
         else:
-            joined.append(item)
-    return joined
+            merged[counterpart] = merged[counterpart] | item
+    return merged
 
 
 def _set(obj: Obj, path: FieldPath, value: Any) -> Obj:
-    """Return an object with a value at the path of a flag."""
+    """Return an object with a value at the path of a flag.
+
+    A path with `EACH` sets the field in all pools of workers, or in a pool with the default name if
+    there are none. The schema reports pools that are not objects, so they stay unchanged.
+    """
     if EACH not in path:
         return merge(obj, nest(path, value))
-    # The flag sets a field of each pool, or of the default pool if no other flag names pools.
+
     inner = nest(path[path.index(EACH) + 1 :], value)
     pools = at(obj, "spec", "workers") or [{"name": "workers"}]
     if not isinstance(pools, list) or not all(isinstance(pool, dict) for pool in pools):

@@ -58,8 +58,22 @@ class Member(NamedTuple):
     has_repo: bool = False
 
 
+class _RepoGroup(NamedTuple):
+    """The clusters of one GitRepo: a group in a workspace, by default the namespace's name."""
+
+    workspace: str
+    group: str
+
+
+class _Namespace(NamedTuple):
+    """A namespace of clusters, whose bundles the Fleet of one workspace reads."""
+
+    workspace: str
+    namespace: str
+
+
 def folders(
-    options: GitRepoOptions, members: Iterable[Member], snapshot: Snapshot
+    options: GitRepoOptions, members: Sequence[Member], snapshot: Snapshot
 ) -> dict[str, Folder]:
     """Return the folders of all GitRepos, `<workspace>/<name>`.
 
@@ -67,80 +81,81 @@ def folders(
     or suspended, stay with the GitRepo that reads them. A GitRepo without a member is returned if
     it loses a path to another one.
     """
-    members = list(members)
     paths = _paths(options, members, snapshot)
     repos: dict[str, Obj] = {}
     for (workspace, group), repo_paths in sorted(paths.items()):
         repo = git_repo(options, workspace, group, sorted(repo_paths))
         repos[path_of(workspace, repo["metadata"]["name"])] = repo
 
-    for workspace in {member.workspace for member in members} | {place[0] for place in paths}:
+    workspaces = {member.workspace for member in members} | {repo.workspace for repo in paths}
+    for workspace in workspaces:
         taken = {cluster_path(options, member.cluster) for member in members if member.has_repo}
-        for place, repo_paths in paths.items():
-            if place[0] == workspace:
+        for repo_group, repo_paths in paths.items():
+            if repo_group.workspace == workspace:
                 taken |= repo_paths
-        repos = dict(_former_repos(options, snapshot, workspace, taken)) | repos
+        # A GitRepo that still has members was built above. Add only the others.
+        for folder, repo in _former_repos(options, snapshot, workspace, taken):
+            repos.setdefault(folder, repo)
 
     return {
-        place: Folder({_FILE: yaml.dump_all(protect([repo])).encode(), FLEET_YAML: _SETTINGS})
-        for place, repo in repos.items()
+        folder: Folder({_FILE: yaml.dump_all(protect([repo])).encode(), FLEET_YAML: _SETTINGS})
+        for folder, repo in repos.items()
     }
 
 
 def _paths(
     options: GitRepoOptions, members: Sequence[Member], snapshot: Snapshot
-) -> dict[tuple[str, str], set[str]]:
-    """Return the paths of each GitRepo by workspace and group, by default the namespace."""
+) -> dict[_RepoGroup, set[str]]:
+    """Return the paths that each GitRepo reads.
+
+    A namespace is read by one pattern, or its clusters are listed one by one. It is listed if the
+    pattern would also read a cluster that another GitRepo reads.
+    """
     readable = [member for member in members if not member.has_repo]
     listed = {
-        (member.workspace, member.cluster.namespace)
+        _Namespace(member.workspace, member.cluster.namespace)
         for member in members
         if member.group or member.has_repo
     }
-    for place in {(member.workspace, member.cluster.namespace) for member in readable}:
-        if _is_listed(options, snapshot, *place, members):
-            listed.add(place)
+    for namespace in {
+        _Namespace(member.workspace, member.cluster.namespace) for member in readable
+    }:
+        if _is_listed(options, snapshot, namespace, members):
+            listed.add(namespace)
 
-    paths: dict[tuple[str, str], set[str]] = {}
+    paths: dict[_RepoGroup, set[str]] = {}
     for member in readable:
-        namespace = member.cluster.namespace
-        path = namespace_path(options, namespace)
-        if (member.workspace, namespace) in listed:
+        namespace = _Namespace(member.workspace, member.cluster.namespace)
+        path = namespace_path(options, namespace.namespace)
+        if namespace in listed:
             path = cluster_path(options, member.cluster)
-        paths.setdefault((member.workspace, member.group or namespace), set()).add(path)
+        repo_group = _RepoGroup(member.workspace, member.group or namespace.namespace)
+        paths.setdefault(repo_group, set()).add(path)
 
-    for workspace, namespace in listed:
+    # Clusters of the repository that are no members stay with the GitRepo that lists them. If a
+    # pattern has read them so far, they stay with the GitRepo of their namespace.
+    for workspace, name in listed:
         readers = _readers(snapshot, workspace)
-        for key in _others(snapshot, namespace, members):
+        for key in _others(snapshot, name, members):
             if _has_repo(snapshot, key):
                 continue
             path = cluster_path(options, key)
-            # An earlier pattern read all clusters of a namespace together.
-            default = git_repo(options, workspace, namespace, [])["metadata"]["name"]
+            default = git_repo(options, workspace, name, [])["metadata"]["name"]
             group = readers.get(path, default).removeprefix(f"{options.name}-")
-            paths.setdefault((workspace, group), set()).add(path)
+            paths.setdefault(_RepoGroup(workspace, group), set()).add(path)
     return paths
 
 
 def _is_listed(
-    options: GitRepoOptions,
-    snapshot: Snapshot,
-    workspace: str,
-    namespace: str,
-    members: Iterable[Member],
+    options: GitRepoOptions, snapshot: Snapshot, namespace: _Namespace, members: Iterable[Member]
 ) -> bool:
     """Whether a cluster that is no member forbids a pattern for its namespace.
 
-    Another source may define such a cluster.
-
-    :param options: options of all GitRepos
-    :param snapshot: the repository
-    :param workspace: workspace of Fleet
-    :param namespace: namespace of the clusters
-    :param members: the clusters with bundles
+    Another source may define such a cluster. It forbids the pattern if a GitRepo lists it, or if
+    its own manifest has a GitRepo.
     """
-    others = _others(snapshot, namespace, members)
-    readers = _readers(snapshot, workspace) if others else {}
+    others = _others(snapshot, namespace.namespace, members)
+    readers = _readers(snapshot, namespace.workspace) if others else {}
     return any(cluster_path(options, key) in readers or _has_repo(snapshot, key) for key in others)
 
 
@@ -153,15 +168,16 @@ def _has_repo(snapshot: Snapshot, cluster: Key) -> bool:
 def _former_repos(
     options: GitRepoOptions, snapshot: Snapshot, workspace: str, taken: set[str]
 ) -> Iterator[tuple[str, Obj]]:
-    """Yield the packager's GitRepos of a workspace that list paths in `taken`, without these.
+    """Yield the packager's GitRepos of a workspace that list paths in `taken`, without these paths.
 
-    They stay, because deleting a former GitRepo would delete the Bundles that still have its label.
+    Former GitRepos stay, because deleting one would delete the Bundles that still have its label.
+    Yields the folder `<workspace>/<name>` with each GitRepo.
     """
     for name in snapshot.entries(f"{GITREPOS}/{workspace}"):
-        place = f"{workspace}/{name}"
-        if _FILE not in parse_file_list(snapshot.read(f"{GITREPOS}/{place}/{FILE_LIST}")):
+        folder = f"{workspace}/{name}"
+        if _FILE not in parse_file_list(snapshot.read(f"{GITREPOS}/{folder}/{FILE_LIST}")):
             continue
-        for repo in parse_manifest(snapshot.read(f"{GITREPOS}/{place}/{_FILE}"), _LIMITS):
+        for repo in parse_manifest(snapshot.read(f"{GITREPOS}/{folder}/{_FILE}"), _LIMITS):
             paths = list_at(repo, "spec", "paths")
             free = [
                 path
@@ -171,10 +187,11 @@ def _former_repos(
             if free != paths:
                 # Without paths, Fleet would read the whole repository.
                 spec = {**repo["spec"], "paths": free or [join_path(options.folder, _NOTHING)]}
-                yield place, {**repo, "spec": spec}
+                yield folder, {**repo, "spec": spec}
 
 
 def _paths_overlap(path: str, other: str) -> bool:
+    """Whether two paths, each of which may be a pattern with `*`, read a common folder."""
     parts = path.split("/")
     others = other.split("/")
     return len(parts) == len(others) and all(

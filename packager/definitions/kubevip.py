@@ -7,7 +7,7 @@ kube-vip as a static Pod, with the kubeconfig that its distribution writes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from caphv.api.object import Obj, at, list_at
 from caphv.validation.finding import Fault, Finding
@@ -67,11 +67,18 @@ def server_files(distribution: str, balancer: Mapping[str, Any]) -> Sequence[Obj
     ]
 
 
-def kubeadm_commands(balancer: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the commands that servers run before and after kubeadm; nothing without kube-vip."""
+class KubeadmCommands(NamedTuple):
+    """Commands that servers run before and after kubeadm."""
+
+    before: Sequence[str] = ()
+    after: Sequence[str] = ()
+
+
+def kubeadm_commands(balancer: Mapping[str, Any]) -> KubeadmCommands:
+    """Return the commands of servers; nothing without kube-vip."""
     if "kubeVip" not in balancer:
-        return [], []
-    return [_LINK_FIRST_CREDENTIALS], [_LINK_CREDENTIALS]
+        return KubeadmCommands()
+    return KubeadmCommands([_LINK_FIRST_CREDENTIALS], [_LINK_CREDENTIALS])
 
 
 def check_change(existing: Sequence[Obj], desired: Sequence[Obj]) -> Iterator[Finding]:
@@ -97,7 +104,10 @@ def check_change(existing: Sequence[Obj], desired: Sequence[Obj]) -> Iterator[Fi
 
 
 def _holds_endpoint(objects: Sequence[Obj]) -> bool | None:
-    """Return whether servers of a cluster hold its endpoint by kube-vip; None if unknown."""
+    """Return whether servers of a cluster hold its endpoint by kube-vip; None if unknown.
+
+    A topology says so in a variable. Without a topology, the file of the static Pod shows it.
+    """
     by_kind = {str(obj.get("kind")): obj for obj in objects}
     cluster = by_kind.get("Cluster")
     if at(cluster, "spec", "topology"):
@@ -118,6 +128,12 @@ def _holds_endpoint(objects: Sequence[Obj]) -> bool | None:
 
 
 def _pod(settings: Mapping[str, Any], address: str, kubeconfig: str) -> Obj:
+    """Return the static Pod of kube-vip, which announces an address by ARP.
+
+    :param settings: `spec.loadBalancer.kubeVip` of a definition
+    :param address: address of the endpoint
+    :param kubeconfig: the kubeconfig that the distribution writes on a server
+    """
     interface = {"vip_interface": settings["interface"]} if "interface" in settings else {}
     environment = {
         "vip_arp": "true",

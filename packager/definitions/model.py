@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from caphv.api import hostresources, interfaces
 from caphv.api.distributions import full_version
@@ -157,12 +157,19 @@ def _hide_secret(finding: Finding) -> Finding:
     return replace(finding, value=None) if is_secret else finding
 
 
-def parse(obj: Any) -> tuple[Definition | None, list[Finding]]:
-    """Parse a definition; return None if it has errors, and all errors and warnings."""
+class ParsedDefinition(NamedTuple):
+    """A definition, None if it has errors, and all errors and warnings."""
+
+    definition: Definition | None
+    findings: list[Finding]
+
+
+def parse(obj: Any) -> ParsedDefinition:
+    """Check and parse a definition of any shape."""
     findings = check(obj)
     if any(not finding.advice for finding in findings):
-        return None, findings
-    return _definition(obj), findings
+        return ParsedDefinition(None, findings)
+    return ParsedDefinition(_definition(obj), findings)
 
 
 def _identity(metadata: Obj, spec: Obj) -> Obj:
@@ -174,6 +181,7 @@ def _identity(metadata: Obj, spec: Obj) -> Obj:
 
 
 def _definition(obj: Obj) -> Definition:
+    """Return a definition without errors as plain values, with the defaults of missing fields."""
     metadata = obj["metadata"]
     spec = obj["spec"]
     machines = spec["machines"]

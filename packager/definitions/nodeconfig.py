@@ -35,11 +35,10 @@ class NodeConfig:
 
 
 def config_before_rendering(definition: Definition, existing: Sequence[Obj] = ()) -> NodeConfig:
-    """Return the configuration that is known before the add-ons are rendered.
+    """Return the part of the configuration that rendering the add-ons needs.
 
-    Rendering needs no more.
-
-    `existing` are the objects of a running cluster.
+    :param definition: the definition
+    :param existing: the objects of a running cluster
     """
     addons = definition.addons
     default_cni = "calico" if definition.distribution == "rke2" else "none"
@@ -61,9 +60,11 @@ def _server_config(addons: Mapping[str, Any]) -> Obj:
 def config_after_rendering(
     definition: Definition, rendered: Rendered, existing: Sequence[Obj]
 ) -> NodeConfig:
-    """Return the whole configuration of the nodes of a rendered cluster.
+    """Return the whole configuration of the nodes, which includes files for rendered add-ons.
 
-    `existing` are the objects of a running cluster.
+    :param definition: the definition
+    :param rendered: the rendered add-ons
+    :param existing: the objects of a running cluster
     """
     config = config_before_rendering(definition, existing)
     # Patches of ClusterClasses add the Pod to files of their variables.
@@ -122,22 +123,25 @@ def keep_files(
     change in place. So files stay until another change replaces the machines anyway, such as
     another version. Workers share their files, so these stay while the machines of one group stay.
     """
-    servers = _servers(existing)
-    new_servers = _servers(desired)
-    if servers and _contains(servers, new_servers):
-        node_config = replace(node_config, server_files=_server_files(existing))
+    old_servers = _server_fields(existing)
+    servers_stay = bool(old_servers) and _contains(old_servers, _server_fields(desired))
+    old_workers = _worker_fields(existing)
+    workers_stay = any(
+        group in old_workers and _contains(old_workers[group], fields)
+        for group, fields in _worker_fields(desired).items()
+    )
+    return replace(
+        node_config,
+        server_files=_server_files(existing) if servers_stay else node_config.server_files,
+        agent_files=_agent_files(existing) if workers_stay else node_config.agent_files,
+    )
 
-    workers = _workers(existing)
-    for name, fields in _workers(desired).items():
-        if name in workers and _contains(workers[name], fields):
-            return replace(node_config, agent_files=_agent_files(existing))
-    return node_config
 
-
-def _servers(objects: Iterable[Obj]) -> list[Any]:
+def _server_fields(objects: Iterable[Obj]) -> list[Any]:
     """Return all fields, except files, whose change replaces the machines of the control plane.
 
-    Returns none without a control plane.
+    Files of the cluster's own fields, which `_OWN_FILES` names, are among the fields: other add-ons
+    never change them. The list is empty without a control plane.
     """
     for obj in objects:
         if topology := _topology(obj):
@@ -165,13 +169,13 @@ def _servers(objects: Iterable[Obj]) -> list[Any]:
                 [
                     file
                     for file in _control_plane_files(obj)
-                    if at(file, "path") in _OWN_FILES or at(file, "contentFrom")
+                    if str(at(file, "path")) in _OWN_FILES or at(file, "contentFrom")
                 ],
             ]
     return []
 
 
-def _workers(objects: Iterable[Obj]) -> dict[str, list[Any]]:
+def _worker_fields(objects: Iterable[Obj]) -> dict[str, list[Any]]:
     """Return all fields, except files, whose change replaces machines of workers, by group."""
     workers: dict[str, list[Any]] = {}
     for obj in objects:

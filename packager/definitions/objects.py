@@ -182,8 +182,8 @@ def _k3s(definition: Definition, node_config: NodeConfig) -> Obj:
 
 
 def _k3s_server_commands(definition: Definition) -> Obj:
-    commands = definition.hardening.commands
-    commands = [*commands, *etcdsnapshots.k3s_commands(definition.etcd_snapshots)]
+    snapshot_commands = etcdsnapshots.k3s_commands(definition.etcd_snapshots)
+    commands = [*definition.hardening.commands, *snapshot_commands]
     return {"preK3sCommands": commands} if commands else {}
 
 
@@ -197,11 +197,11 @@ def _kubeadm(definition: Definition, node_config: NodeConfig) -> Obj:
     if node_config.server_files:
         spec["files"] = list(node_config.server_files)
 
-    before, after = kubevip.kubeadm_commands(definition.load_balancer)
-    if commands := [*definition.hardening.commands, *before]:
+    kube_vip = kubevip.kubeadm_commands(definition.load_balancer)
+    if commands := [*definition.hardening.commands, *kube_vip.before]:
         spec["preKubeadmCommands"] = commands
-    if after:
-        spec["postKubeadmCommands"] = list(after)
+    if kube_vip.after:
+        spec["postKubeadmCommands"] = list(kube_vip.after)
     return {"kubeadmConfigSpec": spec}
 
 
@@ -234,6 +234,7 @@ def _bootstrap_template(definition: Definition, pool: Pool, node_config: NodeCon
 
 
 def _machine_deployment(definition: Definition, pool: Pool, template: Obj) -> Obj:
+    """Return the MachineDeployment of a pool of workers, with its machine template."""
     name = f"{definition.key.name}-{pool.name}"
     labels = {DEPLOYMENT_LABEL: name}
     bootstrap = {"apiGroup": _BOOTSTRAP, "kind": _KINDS[definition.distribution][1], "name": name}

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from caphv.api import names
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, dict_at
 from packager.definitions.dropped import disposable
 
 POLICY = "helm.sh/resource-policy"
@@ -59,7 +59,8 @@ def _annotate(obj: Obj) -> Obj:
     metadata = obj.get("metadata")
     if not isinstance(metadata, dict):
         return obj
-    annotations = {**(metadata.get("annotations") or {}), POLICY: KEEP}
+    # A file may hold anything. The API server refuses annotations that are not an object.
+    annotations = {**dict_at(metadata, "annotations"), POLICY: KEEP}
     return {**obj, "metadata": {**metadata, "annotations": annotations}}
 
 

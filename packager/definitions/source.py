@@ -181,10 +181,13 @@ def _items(file: SourceFile, source: Source) -> list[Item]:
 
 
 def _split_clusters(items_of_files: Mapping[str, list[Item]], source: Source) -> None:
-    """Split the objects into clusters and shared groups."""
-    # Indexes of clusters of plain manifests in `source.clusters`, by folder.
-    places_in: dict[str, list[int]] = defaultdict(list)
-    without_cluster: list[list[Item]] = []
+    """Split the objects into clusters and shared groups.
+
+    The module's docstring says which objects belong together.
+    """
+    # Each definition is a cluster, and each file with plain manifests and one Cluster.
+    indices_by_folder: dict[str, list[int]] = defaultdict(list)
+    files_without_cluster: list[list[Item]] = []
     for name, items in items_of_files.items():
         plain = []
         for item in items:
@@ -196,21 +199,23 @@ def _split_clusters(items_of_files: Mapping[str, list[Item]], source: Source) ->
         clusters = [item for item in plain if item.has_kind("Cluster")]
         if len(clusters) == 1:
             others = tuple(item for item in plain if item is not clusters[0])
-            places_in[_folder(name)].append(len(source.clusters))
+            indices_by_folder[_folder(name)].append(len(source.clusters))
             source.clusters.append(ClusterEntry(clusters[0], others))
         elif clusters:
             _refuse(source, clusters, "this file has several Clusters: move each to its own file")
         elif plain:
-            without_cluster.append(plain)
+            files_without_cluster.append(plain)
 
-    for items in without_cluster:
-        places = places_in[_folder(items[0].file)]
+    # Only now all Clusters of each folder are known. Other files hold a ClusterClass, or belong to
+    # the only Cluster of their folder.
+    for items in files_without_cluster:
+        indices = indices_by_folder[_folder(items[0].file)]
         classes = [item for item in items if item.has_kind("ClusterClass")]
         if len(classes) == 1:
             _share(classes[0], items, source)
-        elif len(places) == 1:
-            entry = source.clusters[places[0]]
-            source.clusters[places[0]] = ClusterEntry(entry.head, (*entry.others, *items))
+        elif len(indices) == 1:
+            entry = source.clusters[indices[0]]
+            source.clusters[indices[0]] = ClusterEntry(entry.head, (*entry.others, *items))
         elif secrets := _secret_problems(items):
             # Moving a Secret to a cluster would not help.
             source.problems += secrets
@@ -229,15 +234,16 @@ def _folder(name: str) -> str:
 
 
 def _share(head: Item, items: Sequence[Item], source: Source) -> None:
+    """Add a ClusterClass with its templates, which are applied before it, to the shared groups."""
     problems = _secret_problems(items) + _check_names(head)
     source.problems += problems
     if not problems:
-        source.groups[head.key] = [
-            item.obj for item in sorted(items, key=lambda item: item is head)
-        ]
+        templates = [item.obj for item in items if item is not head]
+        source.groups[head.key] = [*templates, head.obj]
 
 
 def _refuse(source: Source, items: Sequence[Item], detail: str) -> None:
+    """Report objects that belong to no cluster. The list of clusters is then incomplete."""
     for item in items:
         finding = Finding(("kind",), Fault.FORBIDDEN, detail, "definition-file")
         source.problems.append(item.problem(finding))
@@ -246,7 +252,11 @@ def _refuse(source: Source, items: Sequence[Item], detail: str) -> None:
 
 
 def _check(entry: ClusterEntry, source: Source, validate: Validator) -> None:
-    """Validate plain manifests before they are built. Building validates a definition."""
+    """Validate plain manifests before they are built. Building validates a definition.
+
+    A cluster with an error is invalid. Without a valid name, its cluster is unknown, so the list of
+    clusters is incomplete.
+    """
     problems = _check_names(entry.head)
     if problems:
         source.complete = False

@@ -8,10 +8,9 @@ rollout of the control plane.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from caphv.api import names
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, list_at
 from caphv.runtime.text import TextError, load_yaml
 from caphv.validation.finding import Fault, FieldPath, Finding
 
@@ -27,13 +26,12 @@ def lacks_cloud_controller(existing: Sequence[Obj]) -> bool | None:
     """
     for obj in existing:
         if obj.get("kind") == "KThreesControlPlane":
-            disabled = at(obj, "spec", "kthreesConfigSpec", "serverConfig", "disableComponents")
-            return "servicelb" in (disabled or ())
+            config = at(obj, "spec", "kthreesConfigSpec", "serverConfig")
+            return "servicelb" in list_at(config, "disableComponents")
         if obj.get("kind") == "RKE2ControlPlane":
             config = at(obj, "spec", "serverConfig")
-            disabled = at(config, "disableComponents", "kubernetesComponents")
-            is_off = "cloudController" in (disabled or ())
-            return is_off or at(config, "cloudProviderName") == "harvester"
+            disabled = list_at(config, "disableComponents", "kubernetesComponents")
+            return "cloudController" in disabled or at(config, "cloudProviderName") == "harvester"
     return True if _k3s_config(existing).get("disable-cloud-controller") is True else None
 
 
@@ -50,8 +48,8 @@ def _check_networks(existing: Sequence[Obj], desired: Sequence[Obj]) -> Iterator
     old_network = at(_cluster(existing), "spec", "clusterNetwork")
     new_network = at(_cluster(desired), "spec", "clusterNetwork")
     for field, kind in _NETWORKS.items():
-        old = at(old_network, kind, "cidrBlocks")
-        new = at(new_network, kind, "cidrBlocks")
+        old = list_at(old_network, kind, "cidrBlocks")
+        new = list_at(new_network, kind, "cidrBlocks")
         if old and old != new:
             difference = f"is {', '.join(map(str, old))} in the running cluster"
             yield _finding(("clusterNetwork", field), difference)
@@ -91,14 +89,13 @@ def _cluster(objects: Sequence[Obj]) -> Obj:
 def _k3s_config(objects: Sequence[Obj]) -> Obj:
     """Return the settings of K3s in the file that the packager writes; empty without one."""
     for obj in objects:
-        files: Any = at(obj, "spec", "kthreesConfigSpec", "files")
+        files = list_at(obj, "spec", "kthreesConfigSpec", "files")
         # With a ClusterClass, the files are a variable of the Cluster.
-        rows = at(obj, "spec", "topology", "variables") if obj.get("kind") == "Cluster" else None
-        for row in rows if isinstance(rows, list) else ():
+        for row in list_at(obj, "spec", "topology", "variables"):
             if at(row, "name") == "controlPlaneFiles":
-                files = at(row, "value")
+                files = list_at(row, "value")
 
-        for file in files if isinstance(files, list) else ():
+        for file in files:
             if at(file, "path") == _K3S_CONFIG:
                 return _parse(str(at(file, "content")))
     return {}

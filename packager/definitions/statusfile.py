@@ -15,7 +15,7 @@ from caphv.api.object import Key, Obj, at
 from caphv.runtime.text import Limits, TextError, load_yaml
 from packager.definitions import files, ownership
 from packager.definitions.buildresult import MANIFEST_ROOT, BuildResult
-from packager.git.prune import Plan
+from packager.git.changeplan import Plan
 from packager.git.snapshot import Snapshot
 from packager.rendering import yaml
 
@@ -59,15 +59,17 @@ def _status(built: BuildResult, plan: Plan, snapshot: Snapshot, before: Any, sou
         for problem in built.problems
     ]
 
-    # Keep problems of other sources, which may have no cluster. Drop problems without a source when
-    # no such cluster is left.
+    # Keep problems of other sources, even of a source without clusters. A source whose clusters are
+    # all taken over or removed has ended, and its problems are dropped. So are problems of
+    # directories, whose rows name no source, when no cluster of a directory is left.
     cluster_rows = _rows(before, "clusters", name)
     others = _clusters_of_others(built, plan, snapshot, cluster_rows, name)
     sources = {row.get("source") for row in others}
-    replaced = {row.get("source") for row in cluster_rows} - sources
+    ended_sources = {row.get("source") for row in cluster_rows} - sources
     for row in _rows(before, "problems", name):
-        is_current = row.get("source") or None in sources
-        if is_current and row.get("source") not in replaced:
+        source_of_row = row.get("source")
+        is_current = source_of_row or None in sources
+        if is_current and source_of_row not in ended_sources:
             problems.append(row)
 
     content = {
@@ -99,7 +101,7 @@ def _clusters_of_others(
     """Return the rows of other sources, except for clusters that this source writes or removes.
 
     Rows of directories name no source. Another source takes over such a row if it knows the
-    cluster, or if the cluster no longer exists.
+    cluster, or if the cluster no longer exists. A directory, for which `own` is empty, knows none.
     """
     states = {str(key) for key in _states(built, plan)} if own else set()
     present = {*ownership.clusters(snapshot)}

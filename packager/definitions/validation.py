@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Key, Obj, text_at
 from caphv.validation.finding import Fault, Finding, LocatedFinding
 from caphv.validation.rule import Rule
 from packager.definitions import model
@@ -32,8 +32,11 @@ def check(obj: Obj) -> list[Finding]:
 
 
 def check_together(objs: Sequence[Obj]) -> list[LocatedFinding[int]]:
-    """Return a finding for each definition whose cluster an earlier one defines."""
-    first: dict[tuple[str, str], int] = {}
+    """Return a finding for each definition whose cluster an earlier one defines.
+
+    All further definitions refer to the first one.
+    """
+    first: dict[Key, int] = {}
     findings = []
 
     for index, obj in enumerate(objs):
@@ -43,19 +46,17 @@ def check_together(objs: Sequence[Obj]) -> list[LocatedFinding[int]]:
         if key in first:
             detail = "another definition defines this cluster: remove one of them"
             finding = definition_rules.TWICE.finding(
-                ("metadata", "name"), Fault.DUPLICATE, detail, key[1]
+                ("metadata", "name"), Fault.DUPLICATE, detail, key.name
             )
             findings.append(LocatedFinding(index, finding, first[key]))
-        # Each further definition refers to the first one.
-        first.setdefault(key, index)
+        else:
+            first[key] = index
     return findings
 
 
-def key_of(obj: Obj) -> tuple[str, str]:
+def key_of(obj: Obj) -> Key:
     """Return namespace and name of an object as text, as far as it has them."""
-    namespace = at(obj, "metadata", "namespace")
-    name = at(obj, "metadata", "name")
-    return str(namespace or ""), str(name or "")
+    return Key(text_at(obj, "metadata", "namespace"), text_at(obj, "metadata", "name"))
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class ForFleet:
     release: str
 
     def __post_init__(self) -> None:
+        # The renderer refuses an invalid release. It is cached, and `check` uses it later.
         _renderer(self.release)
 
     def rules(self) -> Sequence[Rule]:

@@ -152,25 +152,24 @@ class Clone:
         `GitError`.
         """
         try:
-            with hand_over(self.remote, self.credentials, self._folder) as (variables, settings):
+            with hand_over(self.remote, self.credentials, self._folder) as config:
                 return self._run(
                     action,
                     arguments,
                     b"",
-                    settings,
-                    variables,
+                    config.settings,
+                    config.variables,
                     local=False,
                     with_messages=with_messages,
                 )
         except GitError:
+            # A failed attempt leaves a partial pack. If the pack has the largest size that Git may
+            # write, the limit is the cause, and Git's own error does not say so.
             packs = self._path.glob("objects/**/tmp_*")
             received = max((path.stat().st_size for path in packs), default=0)
-            # Each failed attempt leaves a partial pack.
             _remove_leftovers(self._path)
             if received < self.remote.max_size * _MIB:
                 raise
-
-            # Git ends with an error of its own when it may not write a larger file.
             raise UnusableContent(
                 f"{action} ({self.remote.shown}) failed: it brings more than --git-max-size "
                 f"{self.remote.max_size} (MiB); remove large files from the branch, or raise "
@@ -209,17 +208,23 @@ class Clone:
         # gpg creates sockets in its home, and the path of a socket must be short. The cache folder
         # may be too deep.
         with tempfile.TemporaryDirectory(prefix="caphv-signers-") as private:
-            variables, settings = signers.write_settings(Path(private))
+            config = signers.write_config(Path(private))
 
             def git(*arguments: str) -> str:
                 out = self._run(
-                    "verifying the commit", arguments, b"", settings, variables, local=False
+                    "verifying the commit",
+                    arguments,
+                    b"",
+                    config.settings,
+                    config.variables,
+                    local=False,
                 )
                 return out.decode(errors="replace")
 
             try:
                 git("verify-commit", commit)
             except GitError:
+                # Git's log has the reason: a letter for the verdict, then the key.
                 verdict, key = git("log", "-1", "--format=%G?%n%GK", commit, "--").splitlines()[:2]
                 if verdict == "N":
                     header = git("cat-file", "commit", commit).partition("\n\n")[0]

@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from packager.git.changeplan import Plan
 from packager.git.errors import UnmanagedFiles
 from packager.git.paths import check_path, join_path
-from packager.git.prune import Plan
 from packager.git.snapshot import Snapshot
 
 WORK_REF = "refs/caphv/work"

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from caphv.validation.finding import Fault, Finding
 from packager.git.errors import InvalidRemote
+from packager.git.process import CallConfig
 from packager.git.remote import Remote
 
 PRIVATE = "private-"
@@ -153,13 +154,11 @@ class Credentials:
 
 
 @contextlib.contextmanager
-def hand_over(
-    remote: Remote, credentials: Credentials, folder: Path
-) -> Iterator[tuple[dict[str, str], list[str]]]:
-    """Yield environment variables and Git settings (`key=value`) for calls to a remote.
+def hand_over(remote: Remote, credentials: Credentials, folder: Path) -> Iterator[CallConfig]:
+    """Yield the configuration of calls to a remote, with the credentials in files below `folder`.
 
-    They are valid inside the block only, because their files are deleted at its end. The files are
-    below `folder`. Raises `InvalidRemote` if ssh has no known hosts.
+    It is valid inside the block only, because its files are deleted at the end. Raises
+    `InvalidRemote` if ssh has no known hosts.
     """
     private = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=folder))  # with mode 0700
     variables: dict[str, str] = {}
@@ -172,7 +171,7 @@ def hand_over(
             if credentials.proxy:
                 variables = dict.fromkeys(("http_proxy", "https_proxy"), credentials.proxy)
             settings = list(_http_settings(remote, credentials, private))
-        yield variables, settings
+        yield CallConfig(variables, settings)
     finally:
         shutil.rmtree(private, ignore_errors=True)
 

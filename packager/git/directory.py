@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from packager.git.changeplan import Plan
 from packager.git.commit import Reason, check
 from packager.git.errors import UnmanagedFiles, UnusableContent
 from packager.git.folder import FOLDER, LINK, REGULAR_FILE, blob_id, tree_id_of
 from packager.git.history import Change, of_path
-from packager.git.prune import Plan
 from packager.git.result import Result
 from packager.git.snapshot import MAX_BYTES, MAX_DEPTH, Entry, Snapshot
 

@@ -93,12 +93,14 @@ class Redactor:
         """Return the text without secrets, control characters and hints, cut to a length."""
         # The forms are sorted by length. Replacing a short form first could break a longer one that
         # holds it, and leave the rest readable.
+        redacted = text
         for form in self._forms:
-            text = text.replace(form, "***")
-        text = _AUTHORIZATION.sub(r"\1 ***", _USERINFO.sub("***@", text))
-        lines = (_UNPRINTABLE.sub("", line).rstrip() for line in text.splitlines())
-        text = "\n".join(line for line in lines if line and not line.startswith("hint:"))
-        return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"
+            redacted = redacted.replace(form, "***")
+        redacted = _AUTHORIZATION.sub(r"\1 ***", _USERINFO.sub("***@", redacted))
+
+        lines = (_UNPRINTABLE.sub("", line).rstrip() for line in redacted.splitlines())
+        shown = "\n".join(line for line in lines if line and not line.startswith("hint:"))
+        return shown if len(shown) <= _MAX_LENGTH else f"{shown[:_MAX_LENGTH]}…"
 
 
 def _forms(secret: str) -> Iterable[str]:

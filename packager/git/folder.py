@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from packager.git.paths import check_path, fault_of
@@ -61,6 +61,25 @@ class Folder:
     def id(self) -> str:
         """Git's id of a folder with exactly these files and their list."""
         return tree_id(self.with_file_list)
+
+
+@dataclass(frozen=True)
+class ExistingFolder:
+    """A folder of the repository: ids of the packager's files and of unmanaged ones, by path.
+
+    Paths are relative to the folder. Links and submodules have an empty id.
+    """
+
+    owned: Mapping[str, str] = field(default_factory=dict)
+    foreign: Mapping[str, str] = field(default_factory=dict)
+    file_list: str = ""
+    obstacle: str = ""
+    """Message about an entry that is in the place of the folder, or of its list of files."""
+
+    @property
+    def own_files(self) -> list[str]:
+        """Paths of the packager's files, with their list."""
+        return [*self.owned, FILE_LIST] if self.file_list else [*self.owned]
 
 
 def file_list(paths: Iterable[str]) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import urllib.parse
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from packager.git.remote import Remote
 
@@ -32,8 +33,8 @@ class MergeRequest:
     def __str__(self) -> str:
         if self.is_open:
             return f"merge {self.address}"
-        place = f"at {self.address}" if self.address else "at your Git host"
-        return f"open a merge request for branch {self.branch} {place}"
+        host = self.address or "your Git host"
+        return f"open a merge request for branch {self.branch} at {host}"
 
 
 def push_options(remote: Remote, text: str, *, is_new: bool) -> list[str]:
@@ -53,7 +54,7 @@ def find_merge_request(remote: Remote, output: str) -> MergeRequest | None:
 
     Addresses of other hosts are ignored.
     """
-    host, _ = _host_and_path(remote)
+    host = _location(remote).host
     first = None
 
     for line in output.splitlines():
@@ -78,8 +79,9 @@ def merge_request_to_open(remote: Remote) -> MergeRequest:
 
 def _address_to_open(remote: Remote) -> str:
     """Return the address of the form of a well-known host, empty for other hosts."""
-    host, path = _host_and_path(remote)
-    top = f"https://{host}/{path.strip('/').removesuffix('.git')}"
+    location = _location(remote)
+    host = location.host
+    top = f"https://{host}/{location.path.strip('/').removesuffix('.git')}"
     target = urllib.parse.quote(remote.branch)
     review = urllib.parse.quote(remote.review)
     if "github" in host:
@@ -99,12 +101,19 @@ def _address_to_open(remote: Remote) -> str:
     return ""
 
 
-def _host_and_path(remote: Remote) -> tuple[str, str]:
+class _Location(NamedTuple):
+    """Host and path of a repository."""
+
+    host: str
+    path: str
+
+
+def _location(remote: Remote) -> _Location:
     """Return host and path of a remote, whose address may have the form `user@host:path`."""
     if "://" in remote.url:
-        return _host_of(remote.url), urllib.parse.urlsplit(remote.url).path
+        return _Location(_host_of(remote.url), urllib.parse.urlsplit(remote.url).path)
     host, _, path = remote.url.rpartition("@")[2].partition(":")
-    return host.lower(), path
+    return _Location(host.lower(), path)
 
 
 def _host_of(address: str) -> str:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, NamedTuple, cast
 
 from packager.git.errors import Redactor, Unreachable, UnusableContent, classify
 
@@ -57,6 +57,20 @@ _SETTINGS = (
     "gc.pruneExpire=now",  # only the holder of the lock writes here
     "push.recurseSubmodules=no",
 )
+
+
+class CallConfig(NamedTuple):
+    """Environment variables and settings (`key=value`) for single calls of Git."""
+
+    variables: dict[str, str]
+    settings: list[str]
+
+
+class _Output(NamedTuple):
+    """What a process wrote to standard output and to standard error."""
+
+    out: bytes
+    messages: bytes
 
 
 def environment(home: Path, git_folder: Path, scheme: str) -> dict[str, str]:
@@ -124,7 +138,7 @@ def run(
             _limit(process.pid, most_bytes)
 
         try:
-            out, messages = _exchange(process, stdin, timeout)
+            output = _exchange(process, stdin, timeout)
         except subprocess.TimeoutExpired:
             _kill(process)
             message = (
@@ -138,18 +152,18 @@ def run(
 
     log.debug("git %s took %.0f ms", arguments[0], (time.monotonic() - started) * 1000)
 
-    if max(len(out), len(messages)) > _MAX_OUTPUT_BYTES:
+    if max(map(len, output)) > _MAX_OUTPUT_BYTES:
         raise UnusableContent(
             f"{action} failed: the remote lists or prints more than {_MAX_OUTPUT_BYTES // _MIB} MiB"
         )
 
-    text = messages.decode(errors="replace")
+    messages = output.messages.decode(errors="replace")
     if process.returncode != 0:
         # Git names the clone only when the clone is the cause.
-        is_local = local or variables["GIT_DIR"] in text
-        output = f"{text}\n{_refused_refs(out)}{_signal_of(process.returncode)}"
-        raise classify(action, redact(output), local=is_local)
-    return out + redact(text).encode() if with_messages else out
+        is_local = local or variables["GIT_DIR"] in messages
+        text = f"{messages}\n{_refused_refs(output.out)}{_signal_of(process.returncode)}"
+        raise classify(action, redact(text), local=is_local)
+    return output.out + redact(messages).encode() if with_messages else output.out
 
 
 def _refused_refs(out: bytes) -> str:
@@ -177,17 +191,18 @@ def _limit(pid: int, most_bytes: int) -> None:
                 resource.prlimit(pid, kind, (lowest, hard))
 
 
-def _exchange(
-    process: subprocess.Popen[bytes], stdin: bytes, timeout: float
-) -> tuple[bytes, bytes]:
-    """Like `communicate`, but kill a process whose output would fill the memory."""
+def _exchange(process: subprocess.Popen[bytes], stdin: bytes, timeout: float) -> _Output:
+    """Like `communicate`, but kill a process whose output would fill the memory.
+
+    Raises `subprocess.TimeoutExpired`.
+    """
     out = bytearray()
     messages = bytearray()
 
-    def read(stream: IO[bytes], output: bytearray) -> None:
+    def read(stream: IO[bytes], buffer: bytearray) -> None:
         while chunk := stream.read1(64 * 1024):  # type: ignore[attr-defined]
-            output += chunk
-            if len(output) > _MAX_OUTPUT_BYTES:
+            buffer.extend(chunk)
+            if len(buffer) > _MAX_OUTPUT_BYTES:
                 _kill(process)
                 return
 
@@ -218,7 +233,7 @@ def _exchange(
 
     if time.monotonic() >= deadline:
         raise subprocess.TimeoutExpired(process.args, timeout)
-    return bytes(out), bytes(messages)
+    return _Output(bytes(out), bytes(messages))
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

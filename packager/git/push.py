@@ -47,15 +47,16 @@ class Pusher:
         """
         ref = f"refs/heads/{branch}"
         arguments = ["push", "--porcelain", "--no-verify", f"--force-with-lease={ref}:{lease}"]
-        place = ["--", self._remote.url, f"{commit}:{ref}"]
+        destination = ["--", self._remote.url, f"{commit}:{ref}"]
         try:
             if text and branch == self._remote.review:
                 options = push_options(self._remote, text, is_new=not lease)
-                self._propose(arguments, place, options)
+                self._propose(arguments, destination, options)
             else:
-                self._clone.run_with_remote("pushing", [*arguments, *place])
+                self._clone.run_with_remote("pushing", [*arguments, *destination])
         except GitError as error:
-            # The connection may have failed after the branch had moved, so look where it is.
+            # The connection may have failed after the branch had moved, so read its head. If that
+            # fails too, the first error counts.
             with contextlib.suppress(GitError):
                 heads = read_heads(self._clone, self._remote)
                 head = heads.review if self._remote.review else heads.target
@@ -69,18 +70,18 @@ class Pusher:
         return True
 
     def _propose(
-        self, arguments: Sequence[str], place: Sequence[str], options: Sequence[str]
+        self, arguments: Sequence[str], destination: Sequence[str], options: Sequence[str]
     ) -> None:
         """Push the review branch, and ask a host that takes push options for a merge request."""
         try:
             output = self._clone.run_with_remote(
-                "pushing", [*arguments, *options, *place], with_messages=True
+                "pushing", [*arguments, *options, *destination], with_messages=True
             )
         except GitError as error:
             # Git ends the push when the server takes no options.
             if NO_PUSH_OPTIONS not in str(error):
                 raise
             output = self._clone.run_with_remote(
-                "pushing", [*arguments, *place], with_messages=True
+                "pushing", [*arguments, *destination], with_messages=True
             )
         self.merge_request = find_merge_request(self._remote, output.decode(errors="replace"))

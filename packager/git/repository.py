@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from packager.git.changeplan import Plan
 from packager.git.clone import Clone
 from packager.git.commit import (
     BASE_TRAILER,
@@ -47,7 +48,6 @@ from packager.git.heads import BranchHeads, read_heads
 from packager.git.history import Change, of_branch
 from packager.git.mergerequest import MergeRequest, merge_request_to_open
 from packager.git.paths import join_path
-from packager.git.prune import Plan
 from packager.git.push import Pusher
 from packager.git.remote import Remote
 from packager.git.result import Result
@@ -94,8 +94,8 @@ class Repository:
         self._state: _State | None = None
         self._pusher = Pusher(self._clone, remote)
         # A cache may have served another branch or repository, so the ref names both.
-        place = hashlib.sha256(f"{remote.url}\0{remote.branch}".encode()).hexdigest()
-        self._target_ref = f"{_TARGET_REFS}{place[:16]}"
+        digest = hashlib.sha256(f"{remote.url}\0{remote.branch}".encode()).hexdigest()
+        self._target_ref = f"{_TARGET_REFS}{digest[:16]}"
 
     def __enter__(self) -> Repository:
         self._clone.open()
@@ -235,6 +235,7 @@ class Repository:
             self._restore(state.target.commit)
             state = self._sync()
 
+        # Nothing differs from the branch, so there is no commit.
         planned = plan(state.target)
         if planned.is_empty:
             return Result(planned, state.target.commit, self.remote.branch)
@@ -266,7 +267,10 @@ class Repository:
         """Extend the review branch, or restart it when its base branch has moved.
 
         A change that is no longer planned is also taken back on the review branch. Returns None
-        when another client pushed first.
+        when another client pushed first. There is no commit
+
+        - if the base branch has all planned files, and no review of the packager is open,
+        - if the review branch has all planned files.
         """
         target = state.target
         review = state.review
@@ -275,7 +279,8 @@ class Repository:
                 f"branch {self.remote.branch} does not exist; create it before changes to it can "
                 "be reviewed"
             )
-        reason = replace(reason, trailers={**reason.trailers, BASE_TRAILER: target.commit})
+        # The trailer tells a later attempt, even of another process, which base was reviewed.
+        with_base = replace(reason, trailers={**reason.trailers, BASE_TRAILER: target.commit})
 
         planned = plan(target)
         merged = Result(planned, target.commit, self.remote.branch)
@@ -284,12 +289,12 @@ class Repository:
         if not review.commit or self._reviewed_base(review) != target.commit:
             if planned.is_empty:
                 return self._withdraw(state, merged)
-            return self._write(state, planned, target, reason)
+            return self._write(state, planned, target, with_base)
 
         extension = restore_former_files(plan(review), planned, review, target)
         result: Result | None = Result(extension, review.commit, self.remote.review)
         if not extension.is_empty:
-            result = self._write(state, extension, review, reason)
+            result = self._write(state, extension, review, with_base)
         if result and planned.is_empty:
             # Nothing waits to be merged, because the base branch already has the planned files.
             return replace(result, head=target.commit)

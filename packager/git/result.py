@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from packager.git.changeplan import Plan
 from packager.git.mergerequest import MergeRequest
-from packager.git.prune import Plan
 
 
 @dataclass(frozen=True)

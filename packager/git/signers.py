@@ -12,6 +12,7 @@ from pathlib import Path
 
 from caphv.validation.finding import Fault, Finding
 from packager.git.errors import InvalidRemote
+from packager.git.process import CallConfig
 
 _PGP = "-----BEGIN PGP PUBLIC KEY BLOCK-----"
 SIGNATURE_HEADER = "\ngpgsig"
@@ -71,12 +72,12 @@ class Signers:
             raise InvalidRemote(findings)
         return signers
 
-    def write_settings(self, private: Path) -> tuple[dict[str, str], list[str]]:
-        """Write the keys to a private folder; return variables and settings that trust only them.
+    def write_config(self, private: Path) -> CallConfig:
+        """Write the keys to a private folder, and return a configuration that trusts only them.
 
         Raises `InvalidRemote` if a program that verifies is missing, or gpg refuses the keys.
         """
-        # Git calls each signature that it has no program for one of an unknown key.
+        # Without the program, Git would report a signature by an unknown key.
         if self.ssh and shutil.which("ssh-keygen") is None:
             detail = (
                 "SSH keys need ssh-keygen, which is not in the PATH: use the packager's image, "
@@ -90,12 +91,13 @@ class Signers:
         (home / "gpg.conf").write_text(_GPG_SETTINGS)
         if self.openpgp:
             _import(self.openpgp, home)
+        # The program `false` verifies nothing, so it refuses all signatures of its format.
         settings = [
             f"gpg.ssh.allowedSignersFile={allowed}",
             f"gpg.openpgp.program={'gpg' if self.openpgp else 'false'}",
             "gpg.x509.program=false",
         ]
-        return {"GNUPGHOME": str(home)}, settings
+        return CallConfig({"GNUPGHOME": str(home)}, settings)
 
 
 def refusal(verdict: str, key: str) -> str:

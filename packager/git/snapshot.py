@@ -172,7 +172,7 @@ class Snapshot:
     @property
     def root(self) -> str:
         """The id of the tree of the whole repository; empty for a missing branch."""
-        return self._read_root_id() if self.commit else ""
+        return self._find_root_id() if self.commit else ""
 
     def entry(self, path: str) -> Entry | None:
         """Return the entry at a path relative to the remote's path, or None."""
@@ -264,12 +264,12 @@ class Snapshot:
             entry = self.entry(path)
             if entry is None or entry.is_file:
                 continue
-            whole = join_path(self._path, path)
+            full_path = join_path(self._path, path)
             if not entry.is_folder:
-                return whole
+                return full_path
             # A folder whose files are all deleted gives way to a file.
-            if not deleted.issuperset(join_path(whole, name) for name in self.files(path)):
-                return whole
+            if not deleted.issuperset(join_path(full_path, name) for name in self.files(path)):
+                return full_path
         return ""
 
     def _entry_at(self, path: str) -> Entry | None:
@@ -277,14 +277,15 @@ class Snapshot:
         if not self.commit:
             return None
         if not path:
-            return Entry(FOLDER, self._read_root_id())
+            return Entry(FOLDER, self._find_root_id())
         parent, _, name = path.rpartition("/")
         # Parse each folder once per snapshot, because most paths share their folders.
         if parent not in self._folders:
             self._folders[parent] = self._entries_at(parent)
         return self._folders[parent].get(name)
 
-    def _read_root_id(self) -> str:
+    def _find_root_id(self) -> str:
+        """Return the id of the tree of the commit, which the commit's first line names."""
         if not self._root_id:
             header = self._objects.content(self.commit).partition(b"\n")[0]
             if not header.startswith(b"tree "):

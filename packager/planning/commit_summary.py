@@ -17,8 +17,8 @@ from caphv.api.counting import name_some
 from caphv.runtime.text import Limits, TextError, load_yaml, load_yaml_all
 from packager.definitions import ownership
 from packager.definitions.files import MANIFESTS
+from packager.git.changeplan import Plan
 from packager.git.folder import FILE_LIST
-from packager.git.prune import Plan
 from packager.git.snapshot import Snapshot
 from packager.rendering.lockfile import FILE as LOCKFILE
 from packager.tree import CLUSTERS
@@ -67,17 +67,23 @@ def summarize(plan: Plan, snapshot: Snapshot) -> Plan:
 
 
 def _verbs(plan: Plan) -> dict[str, str]:
-    """Return a verb for each cluster (add, remove or update), by `<namespace>/<name>`."""
-    verbs: dict[str, str] = {}
+    """Return a verb for each cluster (add, remove or update), by `<namespace>/<name>`.
+
+    A cluster has two folders: its manifest and its bundles. It is updated if these have different
+    verbs, for example if it gains bundles and its manifest stays.
+    """
     removed = [removal.folder for removal in plan.removed if not removal.bundle]
     changed = [*plan.changed, *(removal.folder for removal in plan.removed if removal.bundle)]
+    verbs_by_cluster: dict[str, set[str]] = {}
     for verb, folders in (("add", plan.added), ("remove", removed), ("update", changed)):
         for folder in folders:
             root, _, name = folder.partition("/")
             if root in (MANIFESTS, CLUSTERS):
-                # A cluster whose manifest stays is updated, even if it gains or loses bundles.
-                verbs[name] = verb if verbs.get(name, verb) == verb else "update"
-    return dict(sorted(verbs.items()))
+                verbs_by_cluster.setdefault(name, set()).add(verb)
+    return {
+        name: min(verbs) if len(verbs) == 1 else "update"
+        for name, verbs in sorted(verbs_by_cluster.items())
+    }
 
 
 def _subject(verbs: Mapping[str, str], details: Mapping[str, Sequence[str]]) -> str:
@@ -87,22 +93,29 @@ def _subject(verbs: Mapping[str, str], details: Mapping[str, Sequence[str]]) -> 
         if verb != "update":
             return f"{name}: {verb} the cluster"
         if name in details:
-            return _shorten(f"{name}: ", details[name])
+            changes = details[name]
+            return _shorten(f"{name}: ", changes, f"{name}: {len(changes)} changes")
         return f"{name}: update the cluster's files"
 
     counts = Counter(verbs.values())
     words = [f"{verb} {counts[verb]}" for verb in ("add", "update", "remove") if counts[verb]]
-    text = f"{', '.join(words)} clusters: "
-    return _shorten(text[0].upper() + text[1:], list(verbs))
+    text = f"{', '.join(words)} clusters"
+    head = text[0].upper() + text[1:]
+    return _shorten(f"{head}: ", list(verbs), head)
 
 
-def _shorten(head: str, parts: Sequence[str]) -> str:
-    """Return as many parts as a subject may hold, with the number of omitted parts."""
+def _shorten(head: str, parts: Sequence[str], without_parts: str) -> str:
+    """Return as many parts as a subject may hold, with the number of omitted parts.
+
+    :param head: beginning of the subject
+    :param parts: names of clusters or changes
+    :param without_parts: the subject if not even one part has room
+    """
     for count in range(len(parts), 0, -1):
         text = head + name_some(parts, count)
         if len(text) <= _MAX_SUBJECT_LENGTH:
             return text
-    return f"{head}{len(parts)} changes" if head[0].islower() else head.removesuffix(": ")
+    return without_parts
 
 
 def _changes_of(name: str, plan: Plan, snapshot: Snapshot) -> list[_Change]:
@@ -199,7 +212,7 @@ def _differences_of_texts(old: str, new: str, path: _Path) -> Iterator[_Change]:
 
 
 def _by_name(value: Any) -> dict[str, Any] | None:
-    """Return the items of a list by name; None unless all have different names."""
+    """Return the items of a list by name; None unless all items have names, and different ones."""
     if not isinstance(value, list):
         return None
     items = {}

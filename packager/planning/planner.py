@@ -2,7 +2,8 @@
 
 A plan is a pure function of the repository (`Snapshot`), the state of clusters (`ManagementState`)
 and the cluster definitions (`Source`). The planner writes nothing, so that a plan can be shown,
-committed, or computed again after another client's push.
+committed, or computed again after another client's push. Who commits a plan, and why an empty plan
+makes no commit, says `packager.planning.commitplan`.
 
 A cluster has bundles as soon as it has a manifest. They follow from its definition until the
 Cluster exists, and from then on from the live Cluster as it will be once its manifest has been
@@ -21,7 +22,7 @@ from packager.contents.uninstall import add_release_ids, policies_of, staging
 from packager.definitions import files, ownership, statusfile
 from packager.definitions.builder import Builder
 from packager.definitions.source import Source
-from packager.git.prune import Pruning
+from packager.git.pruning import Pruning
 from packager.git.snapshot import Snapshot
 from packager.planning import commit_summary
 from packager.planning.appliedclusters import AppliedClusters
@@ -77,6 +78,7 @@ class Planner:
         if state.upgrade is None:
             return planned
         if not planned.plan.is_empty:
+            # Report how far the upgrade is, and leave its next step to a later commit.
             decision = decide(snapshot, state.upgrade, state.facts, self._bundler.renderer.table)
             return replace(planned, waves=replace(decision, step=None))
         return self._plan_upgrade(planned, snapshot, state, state.upgrade, source)
@@ -100,6 +102,7 @@ class Planner:
         table = self._bundler.renderer.table
 
         def plan_step(left_out: rollout.LeftOut) -> Planned:
+            """Return the plan of the next step, without the clusters in `left_out`."""
             decision = decide(snapshot, observed, state.facts, table, left_out)
             step = decision.step
             if step is None:
@@ -107,7 +110,9 @@ class Planner:
 
             upgraded = self._plan(snapshot, replace(state, pins=step.pins), source)
             if not step.rollout.is_active:
-                step = rollout.note_kept_clusters(step, find_unfit(upgraded, step.pins))
+                # The step reverts a wave. Clusters whose bundles cannot be changed keep the new
+                # versions, and are noted.
+                step = rollout.note_unreverted(step, find_unfit(upgraded, step.pins))
 
             status = {observed.status_file: rolloutfile.serialize(step.rollout)}
             request = (observed.file,) if decision.ends_request else ()
@@ -120,6 +125,7 @@ class Planner:
             return replace(upgraded, plan=plan, waves=replace(decision, step=step))
 
         def unfit_for_step(upgraded: Planned) -> rollout.LeftOut:
+            """Return the clusters of a planned wave that cannot be upgraded."""
             step = upgraded.waves.step
             if step is None or not step.rollout.is_active:
                 # A revert gives back as many versions as possible, and leaves out no cluster.
@@ -191,43 +197,56 @@ class Planner:
     def _limit_removals(self, draft: Draft) -> None:
         """Limit removals according to `removals` and `batch`. Leaves `pruning`.
 
-        Definitions whose removal is confirmed, and bundles of clusters that have neither an object
-        nor a manifest, may be removed.
+        The caller's limits take precedence, then the limits that follow from the definitions. If
+        the state is live, `_limit_bundle_removals` adds what live clusters need.
         """
         state = draft.state
-        batch = draft.batch
+        unchanged = draft.batch.unchanged_folders
         if state.pruning:
-            draft.pruning = replace(state.pruning, keep={*state.pruning.keep, *batch.kept})
+            draft.pruning = replace(state.pruning, keep={*state.pruning.keep, *unchanged})
             return
+
         pruning = Pruning(complete=True, budget=self._max_prune)
         if draft.removals:
             pruning = draft.removals.pruning(self._max_prune)
-        if not state.live:
-            draft.pruning = pruning
-            return
+        draft.pruning = self._limit_bundle_removals(draft, pruning) if state.live else pruning
 
-        scope = {
+    def _limit_bundle_removals(self, draft: Draft, pruning: Pruning) -> Pruning:
+        """Return limits that also allow the removal of bundles of deleted live clusters.
+
+        Bundles stay while their Cluster exists, and while the repository has a manifest of the
+        cluster whose removal is not confirmed.
+        """
+        state = draft.state
+        # Manifests are in scope as before. Bundles are in scope even without a definition, because
+        # clusters that were created without one have bundles, too.
+        manifests = {
             folder for folder in pruning.scope or () if folder.startswith(f"{files.MANIFESTS}/")
         }
-        # Clusters that were created without a definition also have bundles.
-        scope |= self._bundles(draft.snapshot)
-        staying = {f"{CLUSTERS}/{key}" for key in state.keep | state.incomplete} | batch.kept
-        for name in ownership.clusters(draft.snapshot):
-            if f"{files.MANIFESTS}/{name}" not in pruning.confirmed:
-                staying.add(f"{CLUSTERS}/{name}")
-        deleted = {f"{CLUSTERS}/{key}" for key in state.deleted}
-        draft.pruning = replace(
-            pruning, scope=scope, keep={*pruning.keep, *staying}, deleted=deleted
+        with_object = {f"{CLUSTERS}/{key}" for key in state.keep | state.incomplete}
+        with_manifest = {
+            f"{CLUSTERS}/{name}"
+            for name in ownership.clusters(draft.snapshot)
+            if f"{files.MANIFESTS}/{name}" not in pruning.confirmed
+        }
+        unchanged = draft.batch.unchanged_folders
+        return replace(
+            pruning,
+            scope=manifests | self._bundles(draft.snapshot),
+            keep={*pruning.keep, *with_object, *with_manifest, *unchanged},
+            deleted={f"{CLUSTERS}/{key}" for key in state.deleted},
         )
 
     def _lift_protection(self, draft: Draft) -> None:
         """Put manifests without protection into `folders` for removals. Leaves `waiting`.
 
-        Needs `built` and `removals`. Without definitions, no protection is lifted.
+        Needs `built` and `removals`. Without definitions, no protection is lifted. `waiting` also
+        has the removals that must not happen: of pools with machines, and of clusters that no
+        source has claimed.
         """
         if draft.built is None or draft.removals is None:
             return
-        draft.waiting += draft.built.kept
+        draft.waiting += draft.built.staying_pools
         draft.waiting += draft.removals.release_pools(draft.folders)
         draft.waiting += draft.removals.unclaimed_manifests()
         # If a file cannot be read, a missing definition need not be a removed one.

@@ -17,7 +17,7 @@ from packager.definitions.dropped import is_pool
 from packager.definitions.manifest import existing, pool_path
 from packager.definitions.source import Source
 from packager.git.folder import Folder, Root
-from packager.git.prune import Pruning, Skipped
+from packager.git.pruning import Pruning, Skipped
 from packager.git.snapshot import Snapshot
 from packager.tree import CLUSTERS
 
@@ -40,27 +40,36 @@ class Removals:
 
     def pruning(self, budget: int) -> Pruning:
         """Return limits that allow the removal of clusters of this source, once it is confirmed."""
-        # Clusters of other sources are neither removed nor reported.
+        # Clusters of other sources are out of scope: neither removed nor reported.
         removed = self._removed_clusters(self.snapshot)
         defined = {*ownership.clusters(self.snapshot)} & self.built.wanted[MANIFEST_ROOT].keys()
-        scope = removed | defined
+        scope = {
+            f"{root}/{name}"
+            for root in (files.MANIFESTS, CLUSTERS)
+            for name in (*removed, *defined)
+        }
 
+        # A protected cluster loses its protection first, so its removal is not confirmed yet.
         confirmed = {
             name
             for name in self._confirmed_clusters(removed, self.snapshot)
             if not self._is_waiting(name)
         }
-        # These clusters get no new files and stay, because they are invalid or suspended, or
-        # because their removal is not confirmed.
-        staying = {str(key) for key in (*self.built.invalid, *self.built.suspended)}
-        staying |= removed - confirmed
+
+        # A cluster without a valid definition has no folder in `built`, and must not be taken for a
+        # removed one. Its bundles stay, and so do the bundles of a suspended cluster, and of a
+        # cluster whose removal is not confirmed.
+        invalid = {str(key) for key in self.built.invalid}
+        suspended = {str(key) for key in self.built.suspended}
+        bundles_stay = invalid | suspended | (removed - confirmed)
+        keep = {f"{files.MANIFESTS}/{name}" for name in invalid}
+        keep |= {f"{CLUSTERS}/{name}" for name in bundles_stay}
 
         return Pruning(
             complete=self.source.complete,
             budget=budget,
-            scope={f"{root}/{name}" for root in (files.MANIFESTS, CLUSTERS) for name in scope},
-            keep={f"{CLUSTERS}/{name}" for name in staying}
-            | {f"{files.MANIFESTS}/{key}" for key in self.built.invalid},
+            scope=scope,
+            keep=keep,
             confirmed={f"{files.MANIFESTS}/{name}" for name in confirmed},
         )
 
@@ -79,6 +88,7 @@ class Removals:
         removed = self._removed_clusters(snapshot)
         released = []
         for name in sorted(self._confirmed_clusters(removed, snapshot)):
+            # The manifest of a cluster that is no longer protected is removed, not written.
             if not self._is_waiting(name):
                 continue
             namespace, _, _ = name.partition("/")
@@ -98,18 +108,18 @@ class Removals:
             why = "its protection is lifted; the next commit removes it"
 
         released = []
-        for key, emptied in sorted(self.built.emptied.items()):
-            protected_names = {
-                obj["metadata"]["name"]
-                for obj in filter(is_pool, existing(self.snapshot.merged, key))
-                if protection.is_protected(obj)
+        for key, empty in sorted(self.built.empty_pools.items()):
+            # A proposal that is not merged lifts no protection, so read the branch of Fleet.
+            protected = {
+                pool_path(key, obj)
+                for obj in existing(self.snapshot.merged, key)
+                if is_pool(obj) and protection.is_protected(obj)
             }
-            waiting = [
-                pool for pool in emptied.pools if pool["metadata"]["name"] in protected_names
-            ]
+            paths = [pool_path(key, pool) for pool in empty.pools]
+            waiting = [Skipped(path, why) for path in paths if path in protected]
             if waiting:
-                folders[MANIFEST_ROOT][str(key)] = emptied.release
-                released += [Skipped(pool_path(key, pool), why) for pool in waiting]
+                folders[MANIFEST_ROOT][str(key)] = empty.release
+                released += waiting
         return released
 
     def unclaimed_manifests(self) -> list[Skipped]:
@@ -125,7 +135,8 @@ class Removals:
     def confirmed_elsewhere(self) -> list[Skipped]:
         """Return clusters of other sources that a user asks this source to remove.
 
-        An annotation on a Cluster is no such request, because it is for any source.
+        If the state is live, `confirmed` comes from an annotation on the Cluster. That is not a
+        request to this source, because any source may act on it.
         """
         if self.live:
             return []
@@ -144,12 +155,12 @@ class Removals:
         return self._undefined_clusters(ownership.Owners(snapshot, self.source.name).own)
 
     def _undefined_clusters(self, clusters: Collection[str]) -> set[str]:
-        """Return the given clusters that have neither a valid nor an invalid definition."""
+        """Return those clusters that have neither a valid nor an invalid definition."""
         invalid = {str(key) for key in self.built.invalid}
         return {*clusters} - self.built.wanted[MANIFEST_ROOT].keys() - invalid
 
     def _confirmed_clusters(self, clusters: Collection[str], snapshot: Snapshot) -> set[str]:
-        """Return the given clusters whose removal is confirmed, by `confirmed` or a manifest."""
+        """Return the clusters whose removal is confirmed, by `confirmed` or in their manifest."""
         confirmed = {str(key) for key in self.confirmed}
         return {
             name

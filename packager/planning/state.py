@@ -11,8 +11,9 @@ from packager.addons.facts import ClusterFacts
 from packager.addons.versions import Versions
 from packager.definitions.buildresult import BuildResult
 from packager.definitions.source import Source
+from packager.git.changeplan import Plan
 from packager.git.folder import Folder, Root
-from packager.git.prune import Plan, Pruning, Skipped
+from packager.git.pruning import Pruning, Skipped
 from packager.git.snapshot import Snapshot
 from packager.planning.removals import Removals
 from packager.rendering.bundler import Batch

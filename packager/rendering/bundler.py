@@ -1,7 +1,7 @@
 """Renders the bundles of many clusters, for the command line and the controller.
 
-Clusters are independent. One with an invalid setting or suspended bundles gets no new files and
-keeps those in the repository; all others are rendered.
+Clusters are independent. A cluster with an invalid setting or suspended bundles gets no new files,
+and its files in the repository stay. All other clusters are rendered.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Batch:
         return {str(result.cluster): result.tree for result in self.rendered if result.ok}
 
     @property
-    def kept(self) -> frozenset[str]:
-        """Folders that stay without new files, for `Pruning.keep`: their clusters exist."""
-        # An error must not look like a deleted cluster.
+    def unchanged_folders(self) -> frozenset[str]:
+        """Folders of clusters without new files, for `Pruning.keep`: the clusters exist."""
+        # An invalid cluster must not look like a deleted one, whose folder is removed.
         keys = {*self.suspended, *(result.cluster for result in self.failed)}
         return frozenset(f"{CLUSTERS}/{key}" for key in keys)
 

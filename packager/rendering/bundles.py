@@ -21,6 +21,7 @@ from packager.addons.settings import AddonSettings
 from packager.addons.versions import Chart, Table, Versions
 from packager.addons.versions import chart as chart_of
 from packager.rendering import yaml
+from packager.rendering.rendered import RenderedFiles
 from packager.rendering.templates import SUFFIX, TemplateError, Templates
 
 FLEET_YAML = "fleet.yaml"
@@ -105,7 +106,7 @@ def context(
 
 def render(
     templates: Templates, bundle: str, context: Obj, settings: AddonSettings
-) -> tuple[dict[str, bytes], list[Finding]]:
+) -> RenderedFiles:
     """Return the files of one bundle by name, and findings; no files when its fleet.yaml is empty.
 
     :param templates: compiled templates
@@ -118,7 +119,7 @@ def render(
         raise TemplateError(f"{bundle}/{_FLEET}", "is missing: every bundle needs it")
     documents = templates.render(f"{bundle}/{_FLEET}", full_context)
     if not documents:
-        return {}, []
+        return RenderedFiles({}, [])
     if len(documents) > 1:
         raise TemplateError(f"{bundle}/{_FLEET}", "must make one document")
 
@@ -143,9 +144,10 @@ def render(
             files[name] = manifests
 
     if findings:
-        return {}, findings
+        return RenderedFiles({}, findings)
     try:
-        return {name: yaml.dump_all(objects).encode() for name, objects in files.items()}, []
+        contents = {name: yaml.dump_all(objects).encode() for name, objects in files.items()}
+        return RenderedFiles(contents, [])
     except (TypeError, ValueError) as error:
         raise TemplateError(bundle, f"cannot be written: {error}") from None
 

@@ -41,17 +41,19 @@ def check_release(tree: Tree, release: str) -> list[Finding]:
     }
     findings = []
 
-    for path, content in files.items() if fleet.lacks("oci-charts", release) else ():
-        if match := _OCI.search(content):
+    lacks_oci = fleet.lacks("oci-charts", release)
+    for path, content in files.items():
+        if lacks_oci and (match := _OCI.search(content)):
             detail = (
                 f"Fleet {shown} does not read charts from oci:// addresses, and would update no "
                 f"cluster of the GitRepo: upgrade Fleet to {fleet.oldest} or later, use a mirror "
                 "https://… (--chart-repo), or add the charts to the repository with caphv "
                 "bundles vendor"
             )
-            place: FieldPath = (_bundle(path), FLEET_YAML, "helm", "repo")
-            findings.append(Finding(place, Fault.UNSUPPORTED, detail, RULE, match[1].decode()))
+            field: FieldPath = (_bundle(path), FLEET_YAML, "helm", "repo")
+            findings.append(Finding(field, Fault.UNSUPPORTED, detail, RULE, match[1].decode()))
 
+    # All bundles of manifests have the field, so one finding is enough.
     drifting = [path for path, content in files.items() if _DRIFT.search(content)]
     if drifting and fleet.lacks("drift-correction", release):
         remedy = (
@@ -59,14 +61,14 @@ def check_release(tree: Tree, release: str) -> list[Finding]:
             f"{fleet.newest})"
         )
         detail = f"Fleet {shown} leaves what others changed in the bundles of manifests: {remedy}"
-        place = (_bundle(drifting[0]), FLEET_YAML, "correctDrift")
-        findings.append(Finding(place, Fault.UNSUPPORTED, detail, RULE, release, advice=True))
+        field = (_bundle(drifting[0]), FLEET_YAML, "correctDrift")
+        findings.append(Finding(field, Fault.UNSUPPORTED, detail, RULE, release, advice=True))
 
     # A release that lacks something is reported already.
     if release and not findings and (problem := fleet.problem(release)):
         detail = f"{problem}: run a supported release of Fleet ({fleet.oldest} to {fleet.newest})"
-        place = ("fleetVersion",)
-        findings.append(Finding(place, Fault.UNSUPPORTED, detail, RULE, release, advice=True))
+        field = ("fleetVersion",)
+        findings.append(Finding(field, Fault.UNSUPPORTED, detail, RULE, release, advice=True))
     return findings
 
 

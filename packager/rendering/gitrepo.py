@@ -162,15 +162,18 @@ def git_repos(clusters: Iterable[AddonSettings], options: GitRepoOptions) -> lis
     members = list(clusters)
     # A pattern reads all clusters of a namespace, so patterns do not fit when clusters of a
     # namespace are in several GitRepos.
-    grouped = options.groups > 1 or any(settings.fleet.group for settings in members)
+    is_grouped = options.groups > 1 or any(settings.fleet.group for settings in members)
 
-    paths: dict[tuple[str, str], set[str]] = {}
+    paths_by_repo: dict[tuple[str, str], set[str]] = {}
     for settings in members:
         key = settings.cluster
-        path = cluster_path(options, key) if grouped else namespace_path(options, key.namespace)
-        place = (workspace(settings), group_of(settings, options.groups))
-        paths.setdefault(place, set()).add(path)
-    return [git_repo(options, *place, sorted(paths[place])) for place in sorted(paths)]
+        path = cluster_path(options, key) if is_grouped else namespace_path(options, key.namespace)
+        repo = (workspace(settings), group_of(settings, options.groups))
+        paths_by_repo.setdefault(repo, set()).add(path)
+    return [
+        git_repo(options, fleet_workspace, group, sorted(paths))
+        for (fleet_workspace, group), paths in sorted(paths_by_repo.items())
+    ]
 
 
 def cluster_path(options: GitRepoOptions, cluster: Key) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from caphv.api.object import Obj
 from packager.addons.settings import AddonSettings, Packaging
@@ -50,10 +51,10 @@ def node_files(rendered: Rendered, *, without_cloud_controller: bool = False) ->
         manifests |= _skip_script(settings.distribution)
 
     if settings.distribution == "k3s":
-        server, agent = _k3s_config(settings, without_cloud_controller or settings.ccm.enabled)
-        place = "/etc/rancher/k3s/config.yaml.d/50-caphv.yaml"
-        server_files = {place: yaml.dump(server).encode(), **manifests}
-        return NodeFiles(server_files, {place: yaml.dump(agent).encode()})
+        config = _k3s_config(settings, without_cloud_controller or settings.ccm.enabled)
+        path = "/etc/rancher/k3s/config.yaml.d/50-caphv.yaml"
+        server_files = {path: yaml.dump(config.server).encode(), **manifests}
+        return NodeFiles(server_files, {path: yaml.dump(config.agent).encode()})
 
     if settings.distribution == "rke2":
         registry = _rke2_registry(settings)
@@ -65,13 +66,15 @@ def node_files(rendered: Rendered, *, without_cloud_controller: bool = False) ->
 
 
 def _manifests(rendered: Rendered, settings: AddonSettings) -> dict[str, bytes]:
+    """Return the manifests of early bundles by their path in the manifests folder of a server."""
     folder = cluster_folder(*settings.cluster)
+    manifests_folder = f"/var/lib/rancher/{settings.distribution}/server/manifests"
     files = {}
     for path, content in sorted(rendered.tree.items()):
         bundle, _, name = path.removeprefix(f"{folder}/").partition("/")
+        # Deeper files belong to a chart that the bundle holds. Servers read single manifests only.
         if bundle in _EARLY and name and "/" not in name and name != FLEET_YAML:
-            place = f"/var/lib/rancher/{settings.distribution}/server/manifests"
-            files[f"{place}/caphv-{bundle}-{name}"] = content
+            files[f"{manifests_folder}/caphv-{bundle}-{name}"] = content
     return files
 
 
@@ -139,6 +142,11 @@ def _skip_script(distribution: str) -> dict[str, bytes]:
 
 
 def _rke2_config(settings: AddonSettings, without_cloud_controller: bool) -> Obj:
+    """Return `serverConfig` of an RKE2ControlPlane.
+
+    RKE2 installs the cloud provider itself if charts are packaged as HelmChartConfigs. Otherwise
+    the bundles install it, and replace the cloud controller of RKE2.
+    """
     is_external = settings.packaging is not Packaging.HELM_CHART_CONFIG
     has_no_controller = is_external if settings.ccm.enabled else without_cloud_controller
     disabled = []
@@ -163,7 +171,14 @@ def _rke2_registry(settings: AddonSettings) -> dict[str, bytes]:
     return {"/etc/rancher/rke2/config.yaml.d/50-caphv-registry.yaml": content}
 
 
-def _k3s_config(settings: AddonSettings, without_cloud_controller: bool) -> tuple[Obj, Obj]:
+class _K3sConfig(NamedTuple):
+    """Settings of K3s, for servers and for agents."""
+
+    server: Obj
+    agent: Obj
+
+
+def _k3s_config(settings: AddonSettings, without_cloud_controller: bool) -> _K3sConfig:
     """Return the settings of servers and agents.
 
     The settings for the CCM follow Harvester's documentation.
@@ -188,4 +203,4 @@ def _k3s_config(settings: AddonSettings, without_cloud_controller: bool) -> tupl
         "cluster-cidr": ",".join(settings.cni.pod_cidrs),
         "service-cidr": ",".join(settings.cni.service_cidrs),
     }
-    return {**server, **network, **agent}, agent
+    return _K3sConfig(server={**server, **network, **agent}, agent=agent)

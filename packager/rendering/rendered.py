@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from caphv.api.object import Key
 from caphv.validation.finding import Fault, Finding
@@ -17,6 +18,13 @@ TEMPLATE_RULE = "bundles-template"
 _OTHER_TEMPLATES_RULE = "bundles-templates"
 _LOCKFILE_RULE = "bundles-record"
 _DUPLICATE_RULE = "cluster-twice"
+
+
+class RenderedFiles(NamedTuple):
+    """Files by path, and findings about them. Files that have a finding are left out."""
+
+    files: dict[str, bytes]
+    findings: list[Finding]
 
 
 @dataclass(frozen=True)

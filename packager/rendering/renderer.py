@@ -45,6 +45,7 @@ from packager.rendering import (
 from packager.rendering.options import RenderOptions
 from packager.rendering.rendered import (
     Rendered,
+    RenderedFiles,
     lockfile_finding,
     other_templates_finding,
     refuse_duplicate,
@@ -129,14 +130,13 @@ class Renderer:
         :param options: defaults to the shipped templates and the charts' own repositories
         :param versions_file: table of chart versions, defaults to the shipped one
         """
-        options = options or RenderOptions()
-        if options.mirror:
-            validate_repository(options.mirror)
-        if options.templates:
-            check_folder(options.templates)
-        fleetrelease.validate_release(options.fleet_version)
+        self.options = options or RenderOptions()
+        if self.options.mirror:
+            validate_repository(self.options.mirror)
+        if self.options.templates:
+            check_folder(self.options.templates)
+        fleetrelease.validate_release(self.options.fleet_version)
 
-        self.options = options
         self.table: Table = load_table(versions_file)
         self._vendored = _VendoredCharts(index=b"", charts={})
         self._results: dict[Key, _CachedResult] = {}
@@ -186,17 +186,23 @@ class Renderer:
 
     def forget(self, keep: Iterable[Key]) -> None:
         """Forget the results of all other clusters, which would stay in memory after deletion."""
-        kept = set(keep)
-        self._results = {key: result for key, result in self._results.items() if key in kept}
+        keys = set(keep)
+        self._results = {key: result for key, result in self._results.items() if key in keys}
 
     def _render(
         self, facts: ClusterFacts, folder: str, previous: _RecordedTree, pin: Versions | None
     ) -> Rendered:
-        """Merge the settings, compare them with the lockfile, and render files and a lockfile."""
-        settings, findings = settings_of(facts)
-        if settings is None:
-            return Rendered(facts.key, findings=tuple(findings))
+        """Merge the settings, compare them with the lockfile, and render files and a lockfile.
 
+        Findings of all steps are collected, so that a user sees them at once. A step whose input
+        cannot be read ends the rendering early.
+        """
+        checked = settings_of(facts)
+        settings = checked.settings
+        if settings is None:
+            return Rendered(facts.key, findings=tuple(checked.findings))
+
+        findings = list(checked.findings)
         try:
             old = lockfile.read(previous, folder)
         except ValueError as error:
@@ -208,30 +214,29 @@ class Renderer:
         annotation = annotations_of_cluster(facts).get(names.ALLOW_NETWORK_CHANGE_ANNOTATION)
         forced = self.options.force or annotation == "true"
         if old:
-            findings = findings + self._check_changes(settings, old, forced=forced)
-        findings = findings + self.table.advise_on_kubernetes(versions, settings.kubernetes_version)
+            findings += self._check_changes(settings, old, forced=forced)
+        findings += self.table.advise_on_kubernetes(versions, settings.kubernetes_version)
 
         try:
             charts = self._charts(previous)
         except ValueError as error:
-            findings = [*findings, vendored.changed_chart_finding(error)]
+            findings.append(vendored.changed_chart_finding(error))
             return Rendered(facts.key, settings=settings, findings=tuple(findings))
-        findings = findings + self._check_chart_versions(settings, charts)
+        findings += self._check_chart_versions(settings, charts)
 
         # Bundles of another release's templates stay, because only this release's are available.
         is_current = versions.templates == shipped_templates()
         if is_current:
-            tree, template_findings = self.files(settings, versions, folder, charts)
+            bundle_files = self.files(settings, versions, folder, charts)
         else:
-            tree = _files_in(previous, folder)
-            template_findings = [other_templates_finding(versions, is_asked=bool(pin))]
+            refusal = other_templates_finding(versions, is_asked=bool(pin))
+            bundle_files = RenderedFiles(_files_in(previous, folder), [refusal])
+        tree = bundle_files.files
 
         classes = f"{folder}/{storageclasses.FILE}"
-        findings = findings + fleetrelease.check_release(tree, self.options.fleet_version)
-        findings = findings + storageclasses.check_changes(
-            settings, previous.get(classes), tree.get(classes)
-        )
-        findings = in_order([*findings, *template_findings])
+        findings += fleetrelease.check_release(tree, self.options.fleet_version)
+        findings += storageclasses.check_changes(settings, previous.get(classes), tree.get(classes))
+        findings = in_order([*findings, *bundle_files.findings])
         if not all(finding.advice for finding in findings):
             return Rendered(
                 facts.key, settings=settings, versions=versions, findings=tuple(findings)
@@ -350,7 +355,7 @@ class Renderer:
         versions: Versions,
         folder: str,
         charts: vendored.Charts = MappingProxyType({}),
-    ) -> tuple[dict[str, bytes], list[Finding]]:
+    ) -> RenderedFiles:
         """Render all bundles of a cluster as files by path in the repository, with findings.
 
         :param settings: merged settings of the cluster
@@ -361,15 +366,16 @@ class Renderer:
         try:
             templates = self.templates
         except TemplateError as error:
-            return {}, [template_finding(error)]
+            return RenderedFiles({}, [template_finding(error)])
 
-        findings: list[Finding] = []
-        files = self._render_common(templates, settings, versions)
-        if files is None:
-            files, findings = self._render_bundles(templates, settings, versions)
-        if charts:
-            files = vendored.embed(files, charts)
-        return {f"{folder}/{path}": content for path, content in files.items()}, findings
+        common = self._render_common(templates, settings, versions)
+        if common is None:
+            rendered = self._render_bundles(templates, settings, versions)
+        else:
+            rendered = RenderedFiles(common, [])
+        files = vendored.embed(rendered.files, charts) if charts else rendered.files
+        by_path = {f"{folder}/{path}": content for path, content in files.items()}
+        return RenderedFiles(by_path, rendered.findings)
 
     @functools.cached_property
     def is_shareable(self) -> bool:
@@ -394,8 +400,9 @@ class Renderer:
 
         if key not in self.common_files:
             stand_in = replace(settings, cluster=render_cache.STAND_IN)
-            files, findings = self._render_bundles(templates, stand_in, versions)
-            self.common_files[key] = None if findings else files
+            rendered = self._render_bundles(templates, stand_in, versions)
+            # Findings name a cluster, so clusters with findings are rendered one by one.
+            self.common_files[key] = None if rendered.findings else rendered.files
             if len(self.common_files) > _MAX_COMMON:
                 self.common_files.popitem(last=False)
 
@@ -406,20 +413,20 @@ class Renderer:
 
     def _render_bundles(
         self, templates: Templates, settings: AddonSettings, versions: Versions
-    ) -> tuple[dict[str, bytes], list[Finding]]:
+    ) -> RenderedFiles:
         """Render all bundles as files by `<bundle>/<name>`."""
         context = bundles.context(settings, versions, self.table, self.options.mirror)
         files: dict[str, bytes] = {}
         findings: list[Finding] = []
         for bundle in templates.bundles:
             try:
-                contents, bundle_findings = bundles.render(templates, bundle, context, settings)
+                rendered = bundles.render(templates, bundle, context, settings)
             except TemplateError as error:
                 findings.append(template_finding(error))
                 continue
-            findings += bundle_findings
-            files.update({f"{bundle}/{name}": content for name, content in contents.items()})
-        return files, findings
+            findings += rendered.findings
+            files.update({f"{bundle}/{name}": content for name, content in rendered.files.items()})
+        return RenderedFiles(files, findings)
 
 
 def _files_in(previous: Tree, folder: str) -> dict[str, bytes]:

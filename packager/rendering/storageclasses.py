@@ -26,12 +26,12 @@ def check_changes(
     old = _classes(before)
     new = _classes(after)
     # Classes of the add-on itself are not in the settings.
-    places = {row["name"]: index for index, row in enumerate(settings.csi.storage_classes)}
+    indices = {row["name"]: index for index, row in enumerate(settings.csi.storage_classes)}
 
     findings: list[Finding] = []
     for name in new:
         if name in old:
-            findings += _compare(settings, name, places.get(name), old[name], new[name])
+            findings += _compare(settings, name, indices.get(name), old[name], new[name])
     return findings
 
 
@@ -42,7 +42,7 @@ def _compare(
 
     :param settings: merged settings of the cluster
     :param name: name of the class
-    :param index: place of the class in the settings, None for one of the add-on itself
+    :param index: index of the class in the settings, None for a class of the add-on itself
     :param old: the class in the repository
     :param new: the class as rendered now
     """
@@ -57,8 +57,8 @@ def _compare(
             "class of another name, or remove this one in a commit before the one that adds "
             "it again (its volumes stay)"
         )
-        place = origin(settings.origins, path)
-        yield Finding(place, Fault.FORBIDDEN, detail, "live-storage-class")
+        field_path = origin(settings.origins, path)
+        yield Finding(field_path, Fault.FORBIDDEN, detail, "live-storage-class")
 
 
 def _classes(content: bytes) -> dict[str, Obj]:

@@ -253,6 +253,7 @@ def _environment(files: dict[str, str]) -> _Sandbox:
 @jinja2.pass_context
 def _count_iterations(context: jinja2.runtime.Context, items: Any) -> list[Any]:
     """Return the items of a loop. Raises `SecurityError` if all loops have too many items."""
+    # The budget is a list of one number, which all loops of a rendering share and reduce.
     budget = context[_BUDGET]
     counted = list(itertools.islice(items, budget[0] + 1))
     if len(counted) > budget[0]:
@@ -282,6 +283,7 @@ def _parse(text: str) -> nodes.Template:
 
 @jinja2.pass_context
 def _leave_hole(context: jinja2.runtime.Context, value: Any) -> str:
+    """Put the value of an expression aside, and return the hole that stands for it in the text."""
     if isinstance(value, jinja2.Undefined):
         str(value)  # a strict one raises, with the name in its message
     # The marks are characters of a private use area, which no template holds by accident.
@@ -301,9 +303,10 @@ def _fill(node: Any, holes: list[Any]) -> Any:
 
 
 def _fill_text(text: str, holes: list[Any]) -> Any:
-    whole = _HOLE.fullmatch(text)
-    if whole:
-        return _plain(holes[int(whole[1])])
+    # A text that is a single hole keeps the type of its value. In any other text, values become
+    # parts of the text.
+    if hole := _HOLE.fullmatch(text):
+        return _plain(holes[int(hole[1])])
     return _HOLE.sub(lambda match: _part(holes[int(match[1])]), text)
 
 

@@ -104,16 +104,18 @@ def read(tree: Tree) -> dict[tuple[str, str], VendoredChart]:
 
 
 def _chart(row: Mapping[str, Any], tree: Tree, budget: int) -> VendoredChart:
-    """Return a chart of at most `budget` bytes.
+    """Return a chart of at most `budget` bytes, as a row of the index describes it.
 
-    The bytes are limited because a few objects of Git can be many files.
+    The bytes are limited because a few objects of Git can be many files. Raises `ValueError` if the
+    chart is too large or was changed by hand, and `KeyError` or `TypeError` for another row.
     """
     top = f"{TOP}/{row['name']}-{row['version']}"
     files: dict[str, bytes] = {}
+    size = 0
     for path in map(str, row["files"]):
         files[path] = tree.get(f"{top}/{path}", b"")
-        budget -= len(files[path])
-        if budget < 0:
+        size += len(files[path])
+        if size > budget:
             raise ValueError(_TOO_LARGE)
 
     if content_hash(files) != row["digest"]:

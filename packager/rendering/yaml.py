@@ -8,6 +8,7 @@ word. Readers of YAML 1.1 and 1.2 read the same data.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -37,6 +38,21 @@ def dump(value: Any) -> str:
 def dump_all(documents: Sequence[Any]) -> str:
     """Return several documents with `---` between them."""
     return "---\n".join(map(dump, documents))
+
+
+def writable(value: Any) -> Any:
+    """Return parsed YAML in a form that `dump` can write, which is how an API server reads it.
+
+    A user may have edited a file. Keys, dates and infinite numbers that JSON does not have become
+    text.
+    """
+    if isinstance(value, dict):
+        return {str(key): writable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [writable(item) for item in value]
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    is_plain = value is None or isinstance(value, str | int | float)
+    return value if is_plain and is_finite else str(value)
 
 
 def is_part_of_ambiguous(text: str) -> bool:

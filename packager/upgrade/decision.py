@@ -114,16 +114,15 @@ def decide(
         step = stop(active, f"{observed.file} was removed") if active else None
         return Decision(current, step=step)
 
-    request, problem = _read_request(snapshot, observed.file)
-    is_pending = request is not None and not (active and active.request == request)
-    decision = Decision(
-        current=current, request=request, step=None, problem=problem, is_pending=is_pending
-    )
+    decision = _follow_request(snapshot, observed, current)
+    is_pending = decision.is_pending
     if observed.blocked:
+        # Neither a new upgrade nor the next wave can be awaited, so nothing begins.
         if is_pending:
             decision = replace(decision, problem=f"{observed.file}: {observed.blocked}")
         return decision
 
+    request = decision.request
     facts = {cluster.key: cluster for cluster in clusters if not is_suspended(cluster.cluster)}
     if request and is_pending:
         try:
@@ -139,12 +138,18 @@ def decide(
     )
 
 
-def _read_request(snapshot: Snapshot, file: str) -> tuple[Request | None, str]:
-    """Return the request in a repository, or the problem of an invalid request."""
+def _follow_request(snapshot: Snapshot, observed: Observed, current: Rollout | None) -> Decision:
+    """Return a decision without a step: the request, whether it is pending, and its problem.
+
+    An invalid request does not stop an upgrade in progress.
+    """
     try:
-        return upgrade_request.parse_file(snapshot.read(file) or b""), ""
+        request = upgrade_request.parse_file(snapshot.read(observed.file) or b"")
     except ValueError as error:
-        return None, f"{file}: {error}"
+        return Decision(current, problem=f"{observed.file}: {error}")
+    # A changed request replaces the upgrade in progress. A request that ended is repeated.
+    is_in_progress = current is not None and current.is_active and current.request == request
+    return Decision(current, request, is_pending=not is_in_progress)
 
 
 def _start(

@@ -49,9 +49,9 @@ class Rollout:
 
     `wave` is the number of the wave that was committed last, from 1, and `since` is the time of
     that commit. `before` are the previous versions of this wave's clusters. `left_out` are the
-    clusters of all waves so far whose bundles cannot be upgraded, with reasons, and `kept` are
-    their releases. `blocked` is why this packager cannot continue the upgrade. It is not stored in
-    the file.
+    clusters of all waves so far whose bundles cannot be upgraded, with reasons, and `kept_releases`
+    are the releases that these clusters keep. `blocked` is why this packager cannot continue the
+    upgrade. It is not stored in the file.
     """
 
     release: str
@@ -63,7 +63,7 @@ class Rollout:
     before: Mapping[Key, Versions] = field(default_factory=dict)
     problems: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
     left_out: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
-    kept: Mapping[Key, str] = field(default_factory=dict)
+    kept_releases: Mapping[Key, str] = field(default_factory=dict)
     blocked: str = ""
 
     @property
@@ -86,7 +86,7 @@ class Rollout:
 
         An empty release is unknown, and counts as the same.
         """
-        return cluster in self.left_out and release in ("", self.kept.get(cluster))
+        return cluster in self.left_out and release in ("", self.kept_releases.get(cluster))
 
     def notes(self, cluster: Key, release: str = "") -> list[str]:
         """Return messages for users about a cluster with this release.
@@ -172,9 +172,15 @@ def advance(
     now: float,
     unknown: Collection[Key] = (),
 ) -> Step | None:
-    """Return the next wave or the revert of the last wave, and None while the last one is awaited.
+    """Return the commit that follows a wave: the next wave, or the revert of this wave.
 
-    A cluster without a report is awaited until it has one, because a wave must not be reverted only
+    Returns None while the wave is awaited. A wave is
+
+    - complete as soon as all of its clusters have the new versions and are reported as ready,
+    - reverted at once if the bundles of a cluster do not have the new versions,
+    - reverted at the end of the gate if a cluster is reported as not ready.
+
+    A cluster without a report is awaited beyond the gate, because a wave must not be reverted only
     because Fleet is not visible.
 
     :param rollout: the upgrade
@@ -201,8 +207,6 @@ def advance(
             return None
         return next_wave(rollout, outdated, target, now, unknown)
 
-    # A cluster has until the end of the gate to become ready. A cluster whose bundles do not have
-    # the new versions fails the wave at once.
     if is_over:
         problems |= {
             key: report.problems for key, report in wave_reports.items() if not report.ready
@@ -223,26 +227,28 @@ def stop(active: Rollout, reason: str) -> Step:
     return Step(stopped, {}, message)
 
 
-def leave_out_unfit(find: Callable[[LeftOut], S], unfit: Callable[[S], LeftOut]) -> S:
-    """Call `find` with more clusters to leave out, until `unfit` finds none in its result.
+def leave_out_unfit(plan_step: Callable[[LeftOut], S], find_unfit: Callable[[S], LeftOut]) -> S:
+    """Return a planned step whose clusters can all be upgraded.
 
-    So a wave has only clusters whose bundles can be upgraded, and a wave without any such cluster
-    is skipped.
+    A wave whose clusters are all unfit is skipped, because the next call plans a later wave.
+
+    :param plan_step: plans the next step without the clusters that it is called with
+    :param find_unfit: returns the clusters of a planned step that cannot be upgraded
     """
     left_out: dict[Key, tuple[str, ...]] = {}
     while True:
         # The loop ends, because each round leaves out at least one more cluster.
-        result = find(left_out)
-        unfit_clusters = unfit(result)
-        if not unfit_clusters:
-            return result
-        left_out |= unfit_clusters
+        planned = plan_step(left_out)
+        unfit = find_unfit(planned)
+        if not unfit:
+            return planned
+        left_out |= unfit
 
 
-def note_kept_clusters(reverted: Step, kept: LeftOut) -> Step:
+def note_unreverted(reverted: Step, unfit: LeftOut) -> Step:
     """Note clusters that keep the new versions, because their bundles cannot be reverted."""
     problems = dict(reverted.rollout.problems)
-    for key, reasons in kept.items():
+    for key, reasons in unfit.items():
         message = (
             f"it keeps release {reverted.rollout.release}, which cannot be reverted: "
             f"{'; '.join(reasons)}"
@@ -267,11 +273,11 @@ def note_left_out(step: Step | None, left_out: LeftOut, outdated: Outdated) -> S
     """Add the clusters that a step leaves out, and their releases, to the step."""
     if step is None or not left_out:
         return step
-    kept = {key: versions.release for key in left_out if (versions := outdated(key))}
+    releases = {key: versions.release for key in left_out if (versions := outdated(key))}
     rollout = replace(
         step.rollout,
         left_out={**step.rollout.left_out, **left_out},
-        kept={**step.rollout.kept, **kept},
+        kept_releases={**step.rollout.kept_releases, **releases},
     )
     message = f"{step.why} Left out: {describe(left_out)}."
     return replace(step, rollout=rollout, why=message, left_out=left_out)

@@ -34,7 +34,7 @@ def as_data(rollout: Rollout) -> dict[str, Any]:
     """Return an upgrade as plain data."""
     since = datetime.fromtimestamp(int(rollout.since), UTC)
     left_out = [
-        {"cluster": str(key), "messages": [*reasons], "release": rollout.kept.get(key, "")}
+        {"cluster": str(key), "messages": [*reasons], "release": rollout.kept_releases.get(key, "")}
         for key, reasons in sorted(rollout.left_out.items())
     ]
 
@@ -57,7 +57,7 @@ def as_data(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-def _grouped_versions(before: Mapping[Key, Versions]) -> list[Any]:
+def _grouped_versions(before: Mapping[Key, Versions]) -> list[dict[str, Any]]:
     """Return a row for each set of versions, with all clusters that have it."""
     # Versions hold dictionaries, so they cannot be keys of a dictionary.
     groups: list[tuple[Versions, list[str]]] = []
@@ -84,6 +84,7 @@ def parse(content: bytes | None) -> Rollout | None:
 
 
 def _parse_rollout(value: Any) -> Rollout:
+    """Return the upgrade. Raises any error of a value that does not have the expected shape."""
     waves = tuple(
         (str(row["name"]), tuple(_parse_key(key) for key in row["clusters"]))
         for row in value["waves"]
@@ -106,7 +107,7 @@ def _parse_rollout(value: Any) -> Rollout:
         },
         problems=_parse_messages(value["problems"]),
         left_out=_parse_messages(value["leftOut"]),
-        kept={
+        kept_releases={
             _parse_key(row["cluster"]): str(row["release"])
             for row in value["leftOut"]
             if row.get("release")

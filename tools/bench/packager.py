@@ -22,13 +22,14 @@ import click
 
 from packager.addons.facts import ClusterFacts
 from packager.contents.folders import compare_folders
+from packager.git.changeplan import Plan
 from packager.git.commit import Reason
-from packager.git.prune import Plan, Pruning
+from packager.git.pruning import Pruning
 from packager.git.remote import Remote
 from packager.git.repository import Repository
 from packager.git.result import Result
 from packager.git.snapshot import Snapshot
-from packager.planning.publish import log_result
+from packager.planning.commitplan import log_result
 from packager.rendering.bundler import Folders
 from packager.rendering.renderer import Renderer
 from packager.tree import CLUSTER_ROOT, Tree

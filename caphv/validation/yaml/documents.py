@@ -7,6 +7,7 @@ broken document ends at the next line `---`, where reading continues.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import yaml
 
@@ -47,8 +48,22 @@ class _Exceeded(Broken):
     """The stream holds more than its bounds allow."""
 
 
-def decode(data: bytes) -> tuple[str, list[TextFinding]]:
-    """Return the text of a file and the problems of its bytes. Invalid bytes give no text."""
+class DecodedText(NamedTuple):
+    """The text of a file, empty if its bytes have problems, and these problems."""
+
+    text: str
+    problems: list[TextFinding]
+
+
+class _Separator(NamedTuple):
+    """Offset of a separator in the stream, and the index of its line."""
+
+    offset: int
+    line: int
+
+
+def decode(data: bytes) -> DecodedText:
+    """Return the text of a file, or the problem of its bytes."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -56,67 +71,68 @@ def decode(data: bytes) -> tuple[str, list[TextFinding]]:
         before = error.object[: error.start].decode("utf-8", errors="replace")
         message = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
         remedy = "save the file as UTF-8"
-        return "", [text_finding(yaml_rules.ENCODING, _end(before), message, remedy)]
+        return DecodedText("", [text_finding(yaml_rules.ENCODING, _end(before), message, remedy)])
 
     if match := _FORBIDDEN.search(text):
         before = text[: match.start()]
         message = f"control character U+{ord(match[0]):04X}"
         remedy = 'remove it, or write it as an escape in a text in "double quotes"'
-        return "", [text_finding(yaml_rules.CHARACTER, _end(before), message, remedy)]
-    return text, []
+        return DecodedText("", [text_finding(yaml_rules.CHARACTER, _end(before), message, remedy)])
+    return DecodedText(text, [])
 
 
 def documents(text: str, bounds: Bounds = Bounds()) -> Iterator[Document | TextFinding]:
     """Yield the documents of a stream, and a problem for each one that cannot be read.
 
-    Documents that are empty or contain only comments are skipped.
+    Documents that are empty or contain only comments are skipped. The parser cannot continue after
+    a problem, so parsing begins again at the next separator.
     """
     tally = _Tally(bounds)
-    start = line = 0
+    begin = _Separator(0, 0)
     last = None
     for _ in range(MAX_BROKEN):
         try:
-            yield from _parse(text[start:], line, tally)
+            yield from _parse(text[begin.offset :], begin.line, tally)
         except _Exceeded as exceeded:
             yield exceeded.problem
             return
         except Broken as broken:
+            # A problem that is found again from another separator is the same one.
             if broken.problem != last:
                 yield broken.problem
             last = broken.problem
         else:
             return
 
-        separator = _next_separator(text, start, line, last.place.line)
+        separator = _next_separator(text, begin, last.place.line)
         if separator is None:
             return
-        start, line = separator
+        begin = separator
 
-    position = Position(line + 1, 1)
+    position = Position(begin.line + 1, 1)
     message = f"{MAX_BROKEN} documents before this one cannot be read"
     remedy = "correct them; the rest was not checked"
     yield text_finding(yaml_rules.SYNTAX, position, message, remedy)
 
 
-def _next_separator(text: str, start: int, line: int, broken: int) -> tuple[int, int] | None:
-    """Return offset and line index of the next separator, None if there is none.
+def _next_separator(text: str, before: _Separator, broken: int) -> _Separator | None:
+    """Return the next separator, None if there is none.
 
     The broken line may hold the separator itself, because the parser notices a bracket that does
     not close only there.
 
     :param text: text of the stream
-    :param start: offset of the separator before the broken document
-    :param line: index of the line of that separator
+    :param before: the separator before the broken document
     :param broken: the line that cannot be read, counted from 1
     """
-    offset = start
-    index = line
-    for match in _SEPARATOR.finditer(text, start):
+    offset = before.offset
+    index = before.line
+    for match in _SEPARATOR.finditer(text, before.offset):
         # Count without a list, because a list of two million line breaks would take 16 MiB.
         index += sum(1 for _ in LINE_BREAK.finditer(text, offset, match.start()))
         offset = match.start()
-        if offset > start and index + 1 >= broken:
-            return offset, index
+        if offset > before.offset and index + 1 >= broken:
+            return _Separator(offset, index)
     return None
 
 

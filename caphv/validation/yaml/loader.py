@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from caphv.validation.finding import LocatedFinding
 from caphv.validation.yaml.documents import Bounds, decode, documents
@@ -137,14 +137,21 @@ def read(name: str, stdin: BinaryIO, *, named: bool = True) -> Source:
     return parse("<stdin>" if name == STDIN else name, data, named=named)
 
 
+class ReadFiles(NamedTuple):
+    """The files that could be read, and messages about those that could not."""
+
+    sources: list[Source]
+    unreadable: list[str]
+
+
 def read_all(
     paths: Iterable[str],
     stdin: BinaryIO,
     before_file: Callable[[str], None] = lambda _: None,
     *,
     skip_others: bool = False,
-) -> tuple[list[Source], list[str]]:
-    """Read all files of the paths, each once. Return them, and messages about unreadable paths.
+) -> ReadFiles:
+    """Read all files of the paths, each once.
 
     `before_file` is called with the name of each file before it is read. `files` explains
     `skip_others`.
@@ -157,7 +164,7 @@ def read_all(
             sources.append(read(name, stdin, named=named))
         except Unreadable as error:
             unreadable.append(str(error))
-    return sources, unreadable
+    return ReadFiles(sources, unreadable)
 
 
 def _each_once(

@@ -112,7 +112,7 @@ FLAGS = (
         "NETWORK=BYTES,...",
         "MTU of interfaces, comma-separated, such as default/storage=9000.",
         value=values.mtus,
-        joined_by="network",
+        merge_field="network",
     ),
     Flag(
         "--routes",
@@ -121,6 +121,6 @@ FLAGS = (
         "Routes of interfaces, comma-separated, such as "
         "default/storage=10.20.0.0/16@172.17.1.254; + separates the routes of an interface.",
         value=values.routes,
-        joined_by="network",
+        merge_field="network",
     ),
 )

@@ -22,8 +22,9 @@ class Flag:
     `metavar` is the form of the value, for the help. `ask` is the question, empty for flags that
     are not asked for. `default` is the value for an empty answer, None if an answer is required.
     `choices` are all values that the schema takes if they are few, for completion in a shell.
-    `joined_by` is the key by which the items of a list join those that a file or earlier flags have
-    set, instead of replacing the list.
+    `merge_field` is the field that identifies an item of a list: each item of the flag is merged
+    with the same item of a file or of an earlier flag. If empty, the flag's list replaces any other
+    list.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Flag:
     default: str | None = ""
     value: Callable[[str], Any] = values.as_typed
     choices: tuple[str, ...] = ()
-    joined_by: str = ""
+    merge_field: str = ""
 
     @property
     def parameter(self) -> str:

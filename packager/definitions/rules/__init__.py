@@ -27,19 +27,19 @@ from packager.definitions.rules import (
 )
 from packager.definitions.rules.model import KINDS
 
-# Rules about whole definitions, and about several of them.
-_WHOLE = Rules()
+# Rules about all fields of a definition, and about several definitions.
+_GENERAL = Rules()
 
 
-@_WHOLE.rule(secretscan.RULE, KINDS, secretscan.DESCRIPTION)
+@_GENERAL.rule(secretscan.RULE, KINDS, secretscan.DESCRIPTION)
 def _check_secrets(obj: Obj) -> Iterator[Finding]:
     yield from secretscan.check(obj)
 
 
-TWICE = _WHOLE.declare(
+TWICE = _GENERAL.declare(
     "definition-twice", "Two definitions must not define the same cluster.", kinds=KINDS
 )
-SOURCE = _WHOLE.declare(
+SOURCE = _GENERAL.declare(
     "definition-source",
     "Two sources of a shared repository must not define the same cluster. Only `caphv packager` "
     "checks it.",
@@ -58,7 +58,7 @@ _RULES: tuple[Rule, ...] = (
     *pools.RULES,
     *delivery.RULES,
     *metadata.RULES,
-    *_WHOLE,
+    *_GENERAL,
 )
 
 
@@ -75,13 +75,16 @@ def check(obj: Obj) -> list[Finding]:
 def check_valid_parts(obj: Any, reported: Iterable[Finding]) -> list[Finding]:
     """Return further findings about a definition that its schema refuses.
 
-    Users want all errors at once. Rules that need missing or malformed fields are left out, and so
-    are fields that the schema has reported.
+    Users want all errors at once. A rule ends at a missing or malformed field. Fields that the
+    schema has reported are left out.
     """
     findings: list[Finding] = []
     for rule in all_rules():
+        # A rule that meets a missing or malformed field raises one of these errors. What it has
+        # found before counts.
         with contextlib.suppress(KeyError, TypeError, AttributeError, ValueError):
-            findings += rule.findings(obj)
+            for finding in rule.yield_findings(obj):
+                findings.append(finding)  # noqa: PERF402 - `extend` would hide that it may end early
     reported_paths = [finding.path for finding in reported]
     return [
         finding

@@ -44,7 +44,8 @@ def _check_addresses(obj: Obj) -> Iterator[Finding]:
             detail = "must be an IPv4 address, for example 172.16.0.1"
             yield Finding((*root, *path), Fault.INVALID, detail, value=text)
 
-    # Read the mask late, so that the addresses are checked even if this field is missing.
+    # Read the mask only now. If the field is missing, this line ends the rule, and the addresses
+    # have been checked.
     mask = addresses["subnetMask"]
     if not _is_mask(mask):
         detail = "must be a subnet mask, for example 255.255.0.0"
@@ -98,9 +99,9 @@ def _check_interfaces(obj: Obj) -> Iterator[Finding]:
         for index, settings in enumerate(listed):
             for number, server in enumerate(settings.get("dnsServers", ())):
                 if address_of(server) is None:
-                    place = (*root, index, "dnsServers", number)
+                    field = (*root, index, "dnsServers", number)
                     detail = "must be an IP address, for example 9.9.9.9"
-                    yield Finding(place, Fault.INVALID, detail, value=server)
+                    yield Finding(field, Fault.INVALID, detail, value=server)
 
 
 def is_ipv4(text: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from caphv.api.object import Obj
 from caphv.validation.finding import Fault, FieldPath, Finding
@@ -23,14 +22,11 @@ def _check_addons(obj: Obj) -> Iterator[Finding]:
     spec = obj["spec"]
     addons = spec.get("addons", {})
     distribution = spec.get("distribution", "rke2")
-    root: FieldPath = ("spec", "addons")
-
-    def finding(path: FieldPath, detail: str, value: Any) -> Finding:
-        return Finding((*root, *path), Fault.INVALID, detail, value=value)
-
+    path: FieldPath = ("spec", "addons")
     if addons.get("distribution", distribution) != distribution:
         detail = "set spec.distribution instead, and remove this"
-        yield finding(("distribution",), detail, addons["distribution"])
+        value = addons["distribution"]
+        yield Finding((*path, "distribution"), Fault.INVALID, detail, value=value)
 
     cni = addons.get("cni", {}).get("name", "none")
     delivery = spec.get("addonDelivery", "Fleet")
@@ -46,14 +42,15 @@ def _check_addons(obj: Obj) -> Iterator[Finding]:
             "is not installed with addonDelivery None: use Fleet, or remove the field and install "
             "a CNI yourself"
         )
-        yield finding(("cni", "name"), detail, cni)
+        yield Finding((*path, "cni", "name"), Fault.INVALID, detail, value=cni)
 
-    if addons.get("cloudProviderName") == "harvester" and not spec.get("individualObjects"):
+    provider = addons.get("cloudProviderName")
+    if provider == "harvester" and not spec.get("individualObjects"):
         detail = (
             "needs individualObjects, since ClusterClasses have no variable for it: set that, or "
             "remove the field"
         )
-        yield finding(("cloudProviderName",), detail, "harvester")
+        yield Finding((*path, "cloudProviderName"), Fault.INVALID, detail, value=provider)
 
 
 @RULES.rule(
@@ -71,12 +68,14 @@ def _check_fleet(obj: Obj) -> Iterator[Finding]:
         detail = "has no effect with this addonDelivery: remove it, or use Fleet"
         yield Finding(("spec", "fleet"), Fault.FORBIDDEN, detail)
 
+    # The options validate themselves when they are created.
     try:
-        helm = {
-            "helm_secret_name": fleet.get("helmSecretName", ""),
-            "helm_repo_regex": fleet.get("helmRepoURLRegex", ""),
-        }
-        GitRepoOptions(fleet["repo"], folder=fleet.get("path", ""), **helm)
+        GitRepoOptions(
+            fleet["repo"],
+            folder=fleet.get("path", ""),
+            helm_secret_name=fleet.get("helmSecretName", ""),
+            helm_repo_regex=fleet.get("helmRepoURLRegex", ""),
+        )
     except ValueError as error:
         # The finding does not show the value, which may hold a password.
         yield Finding(("spec", "fleet"), Fault.FORBIDDEN, str(error))

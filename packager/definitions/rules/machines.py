@@ -41,20 +41,21 @@ def _check_images(obj: Obj) -> Iterator[Finding]:
 
 
 def _check_imports(spec: dict[str, Any]) -> Iterator[Finding]:
+    """Yield images that cannot be imported, or that have the name of an earlier image."""
     target = spec.get("targetNamespace", "default")
-    names_before = set[str]()
+    names: set[str] = set()
     for index, image in enumerate(spec.get("images", ())):
-        place: FieldPath = ("spec", "images", index)
+        path: FieldPath = ("spec", "images", index)
         # Findings leave out the URL, because its query may grant a download.
         if bootimage.is_iso(image["url"]):
-            yield Finding((*place, "url"), Fault.INVALID, bootimage.ISO_REFUSED)
+            yield Finding((*path, "url"), Fault.INVALID, bootimage.ISO_REFUSED)
         if bootimage.leads_inside(image["url"]):
-            yield Finding((*place, "url"), Fault.INVALID, bootimage.INSIDE_REFUSED)
+            yield Finding((*path, "url"), Fault.INVALID, bootimage.INSIDE_REFUSED)
         name = bootimage.qualified(image["name"], target)
-        if name in names_before:
+        if name in names:
             detail = "another image has this name: remove one of them"
-            yield Finding((*place, "name"), Fault.DUPLICATE, detail, value=image["name"])
-        names_before.add(name)
+            yield Finding((*path, "name"), Fault.DUPLICATE, detail, value=image["name"])
+        names.add(name)
 
 
 @RULES.rule("definition-firmware", KINDS, "UEFI must be enabled for Secure Boot.")

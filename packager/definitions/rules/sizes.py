@@ -7,6 +7,7 @@ HarvesterMachine hold for the fields of both.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from caphv.api import hostresources
 from caphv.api.object import Obj
@@ -40,8 +41,8 @@ def _check_maxima(obj: Obj) -> Iterator[Finding]:
             if maximum not in pool and field in pool:
                 detail += f": set it here, because machines.{maximum} is {sizes[maximum]}"
             is_own = maximum in pool or field in pool
-            place = path if is_own else ("spec", "machines")
-            yield Finding((*place, maximum), Fault.INVALID, detail, value=sizes[maximum])
+            owner = path if is_own else ("spec", "machines")
+            yield Finding((*owner, maximum), Fault.INVALID, detail, value=sizes[maximum])
             if not is_own:
                 return  # the same holds for other pools
 
@@ -61,12 +62,12 @@ def _check_host_resources(obj: Obj) -> Iterator[Finding]:
         for conflict in hostresources.conflicts(sizes):
             # A field that comes from all machines is set there, and reported once.
             is_own = conflict.field in pool
-            place: FieldPath = path if is_own else ("spec", "machines")
+            owner: FieldPath = path if is_own else ("spec", "machines")
             detail = conflict.detail
             if conflict.kind == hostresources.GROWTH_EXCLUDED and not is_own:
                 detail += " here, and set it for each pool that may grow"
             finding = Finding(
-                (*place, conflict.field),
+                (*owner, conflict.field),
                 Fault.INVALID,
                 detail,
                 value=sizes[conflict.field],
@@ -75,23 +76,29 @@ def _check_host_resources(obj: Obj) -> Iterator[Finding]:
                 yield finding
             reported.add(finding.path)
 
-    places: list[tuple[FieldPath, Obj]] = [(("spec", "machines"), machines), *_pools(obj)]
-    for path, part in places:
+    for path, part in (_Part(("spec", "machines"), machines), *_pools(obj)):
         seen: set[str] = set()
         for index, device in enumerate(part.get("devices", ())):
             name = device["resourceName"]
             if name in seen:
                 detail = "is in the list already: raise its count, and remove this entry"
-                place = (*path, "devices", index, "resourceName")
-                yield Finding(place, Fault.DUPLICATE, detail, value=name)
+                field = (*path, "devices", index, "resourceName")
+                yield Finding(field, Fault.DUPLICATE, detail, value=name)
             seen.add(name)
 
 
-def _pools(obj: Obj) -> list[tuple[FieldPath, Obj]]:
-    """Return control plane and pools of workers, with their paths."""
+class _Part(NamedTuple):
+    """A part of a definition with fields of machines, and its path."""
+
+    path: FieldPath
+    fields: Obj
+
+
+def _pools(obj: Obj) -> list[_Part]:
+    """Return control plane and pools of workers. Without `workers`, there is a default pool."""
     spec = obj["spec"]
     workers = spec.get("workers", ({},))
     return [
-        (("spec", "controlPlane"), spec.get("controlPlane", {})),
-        *((("spec", "workers", index), pool) for index, pool in enumerate(workers)),
+        _Part(("spec", "controlPlane"), spec.get("controlPlane", {})),
+        *(_Part(("spec", "workers", index), pool) for index, pool in enumerate(workers)),
     ]

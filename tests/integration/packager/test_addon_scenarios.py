@@ -10,9 +10,9 @@ import pytest
 
 from caphv.api.object import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS
 from packager.git.directory import Directory
-from packager.git.prune import Pruning
+from packager.git.pruning import Pruning
+from packager.planning.commitplan import commit_plan
 from packager.planning.planner import Planner
-from packager.planning.publish import publish
 from packager.planning.state import ManagementState
 from packager.rendering.bundler import Bundler
 from packager.rendering.rendered import Rendered
@@ -72,7 +72,7 @@ class Repository:
         facts = cluster("a", {"distribution": self._distribution, **cni, **csi, **addons}, spec=network)
         pins = {facts.key: Bundler().renderer.table.newest} if upgrade else {}
         state = ManagementState((facts,), live=False, pruning=Pruning(complete=True, budget=9), pins=pins)
-        planned, result = publish(self._store, planner, state)
+        planned, result = commit_plan(self._store, planner, state)
         self.held = [one.what.rpartition("/")[2] for one in result.plan.held]
         (rendered,) = planned.batch.rendered
         assert rendered.ok, rendered.findings

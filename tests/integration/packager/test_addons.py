@@ -12,9 +12,9 @@ import pytest
 from caphv.api.object import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource
 from packager.addons.versions import load_table
 from packager.git.directory import Directory
-from packager.git.prune import Pruning
+from packager.git.pruning import Pruning
+from packager.planning.commitplan import commit_plan
 from packager.planning.planner import Planner
-from packager.planning.publish import publish
 from packager.planning.state import ManagementState
 from packager.rendering.bundler import Bundler
 from packager.rendering.nodefiles import node_files
@@ -77,7 +77,7 @@ async def test_a_disabled_add_on_is_uninstalled_in_two_commits_and_by_no_lost_gi
         topology = {"classRef": {"name": "harvester-rke2"}, "version": "v1.36.2+rke2r1"}
         facts = cluster("a", {"ccm": {"loadBalancer": ipam}}, spec={"topology": topology})
         state = ManagementState((facts,), live=False, pruning=Pruning(complete=True, budget=9))
-        publish(Directory(tmp_path, names=(CLUSTERS,)), Planner(Bundler()), state)
+        commit_plan(Directory(tmp_path, names=(CLUSTERS,)), Planner(Bundler()), state)
         return {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
     async def policies() -> int:

@@ -15,8 +15,8 @@ from packager.controller.open_repository import RepositoryConfig
 from packager.controller.publisher import Publisher, PublisherOptions
 from packager.git.remote import Remote
 from packager.git.repository import Repository
+from packager.planning.commitplan import commit_plan
 from packager.planning.planner import Planner
-from packager.planning.publish import publish
 from packager.planning.state import ManagementState
 from packager.rendering.bundler import Bundler
 from tests.support.packager.examples import cluster
@@ -73,7 +73,7 @@ def test_a_cluster_waits_for_the_commit_of_another_client(tmp_path: Path) -> Non
     first = waves.publish()
     with Repository(Remote(waves.origin.url), tmp_path / "other") as other:
         chosen = (cluster("a"),)
-        publish(other, Planner(Bundler()), ManagementState(chosen, live=False, pins={chosen[0].key: older}))
+        commit_plan(other, Planner(Bundler()), ManagementState(chosen, live=False, pins={chosen[0].key: older}))
     found = waves.publish()
     assert found == {"a": waves.origin.head(), "b": first["b"]}
     assert waves.publisher.is_before(first["a"], found["a"])

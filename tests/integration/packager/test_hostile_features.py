@@ -13,9 +13,9 @@ from commands.main import cli
 from packager.controller.definition_source import DefinitionSource, SourceOptions
 from packager.controller.open_repository import RepositoryConfig
 from packager.git import history
+from packager.git.changeplan import Plan
 from packager.git.commit import Reason
 from packager.git.errors import UnusableContent
-from packager.git.prune import Plan
 from packager.git.remote import Remote
 from packager.git.repository import Repository
 from tests.support.packager.repositories import Origin, git

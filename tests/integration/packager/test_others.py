@@ -10,10 +10,11 @@ import asyncssh
 import pytest
 
 from packager.contents.folders import compare_folders
+from packager.git.changeplan import Plan
 from packager.git.commit import Identity, Reason
 from packager.git.credentials import Credentials
 from packager.git.errors import GitError, MissingBranch, UnmanagedFiles, UnusableContent
-from packager.git.prune import Plan, Pruning
+from packager.git.pruning import Pruning
 from packager.git.remote import Remote
 from packager.git.repository import Repository
 from packager.git.snapshot import Snapshot

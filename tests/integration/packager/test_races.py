@@ -9,9 +9,10 @@ import pytest
 
 from packager.contents.folders import compare_folders
 from packager.git import repository as module
+from packager.git.changeplan import Plan
 from packager.git.commit import Reason
 from packager.git.errors import MissingBranch, PushConflict
-from packager.git.prune import Plan, Pruning
+from packager.git.pruning import Pruning
 from packager.git.remote import Remote
 from packager.git.repository import Repository
 from packager.git.snapshot import Snapshot

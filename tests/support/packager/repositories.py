@@ -13,10 +13,10 @@ from pathlib import Path
 from packager.contents.folders import Wanted, compare_folders
 from packager.git.commit import Reason
 from packager.git.folder import Folder
-from packager.git.prune import Pruning
+from packager.git.pruning import Pruning
 from packager.git.repository import Repository
 from packager.git.result import Result
-from packager.planning.publish import log_result
+from packager.planning.commitplan import log_result
 from packager.tree import CLUSTER_ROOT
 
 CLUSTERS = CLUSTER_ROOT

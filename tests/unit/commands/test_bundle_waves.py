@@ -163,7 +163,7 @@ def test_a_stop_removes_the_request(case: Case) -> None:
     [
         (state(State.COMPLETE, 2), 0, ["Complete: release 2026.11, wave 2 of 2 (rest)"]),
         (
-            state(State.COMPLETE, 2, left_out={B: ("cni.mtu: 1",)}, kept={B: "2"}),
+            state(State.COMPLETE, 2, left_out={B: ("cni.mtu: 1",)}, kept_releases={B: "2"}),
             1,
             ["Complete: release 2026.11", "left out  team/b: cni.mtu: 1"],
         ),

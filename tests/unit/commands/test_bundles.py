@@ -11,11 +11,11 @@ import yaml
 from caphv.api.object import Obj
 from packager.addons.facts import ClusterFacts
 from packager.git.directory import Directory
-from packager.git.prune import Pruning
+from packager.git.pruning import Pruning
 from packager.git.remote import Remote
 from packager.git.repository import Repository
+from packager.planning.commitplan import commit_plan
 from packager.planning.planner import Planner
-from packager.planning.publish import publish as publish_bundles
 from packager.planning.state import ManagementState
 from packager.rendering.bundler import Bundler
 from tests.support.packager.commands import call, manifest, write
@@ -110,7 +110,7 @@ def state(facts: Iterable[ClusterFacts]) -> ManagementState:
 
 def publish(table: Path, target: Path, *facts: ClusterFacts) -> None:
     """Have a folder hold what an earlier release rendered."""
-    publish_bundles(Directory(target, names=("clusters",)), Planner(Bundler(versions_file=table)), state(facts))
+    commit_plan(Directory(target, names=("clusters",)), Planner(Bundler(versions_file=table)), state(facts))
 
 
 def test_gitrepos_are_made_for_all_clusters_or_not_at_all(clusters: Path) -> None:
@@ -327,7 +327,7 @@ def test_upgrades_go_in_waves(clusters: Path, origin: Origin, tmp_path: Path) ->
     older = Bundler(versions_file=older_table(tmp_path))
     with Repository(Remote(origin.url), tmp_path / "first") as repository:
         facts = [cluster(name, namespace="team") for name in "abcd"]
-        publish_bundles(repository, Planner(older), state(facts))
+        commit_plan(repository, Planner(older), state(facts))
     write(clusters, *(manifest(name, wave="1" if name == "c" else "2") for name in "abcde"))
     assert call("upgrade", clusters, "--repo", origin.url).exit_code == 2
     shown = call("upgrade", clusters, "--repo", origin.url, "-l", "wave=1", "--dry-run")

@@ -272,3 +272,16 @@ def test_pools_of_a_flag_replace_interfaces_of_a_file_and_other_flags_join_them(
     (joined,) = interfaces({"--mtu": "a=9000"})
     assert (joined["addressesFromPools"][0]["name"], joined["mtu"]) == ("old", 9000)
     assert interfaces({"--mtu": "a=9000"}, ["a"]) == ["a"]
+
+
+@pytest.mark.parametrize("network", [["b"], {"name": "b"}, None])
+@pytest.mark.parametrize("flag", [("--mtu", "b=9000"), ("--routes", "b=10.20.0.0/16@10.0.0.2")])
+def test_interface_of_a_file_whose_network_is_not_text_is_refused(
+    tmp_path: Path, flag: tuple[str, str], network: object
+) -> None:
+    file = tmp_path / "definition.yaml"
+    spec = definition(*LEAST, "--network", "default/production,default/storage")
+    spec["spec"]["machines"]["networkInterfaces"] = [{"network": network}]
+    file.write_text(yaml.safe_dump(spec))
+    result = call("--definition", str(file), *flag)
+    assert (result.exit_code, "networkInterfaces[0].network" in result.stderr) == (1, True), result.output

@@ -23,8 +23,9 @@ from packager.contents.diff import FOREIGN_FILE, ClusterDiff, FileChange, State
 from packager.contents.inventory import UpgradeWave
 from packager.definitions.apply import ApplyFailure
 from packager.definitions.buildresult import BuildResult
+from packager.git.changeplan import Plan
 from packager.git.mergerequest import MergeRequest
-from packager.git.prune import Plan, Removal, Skipped
+from packager.git.pruning import Removal, Skipped
 from packager.git.result import Result
 from packager.rendering.bundler import Batch
 from packager.rendering.rendered import TEMPLATE_RULE, Rendered

@@ -14,9 +14,10 @@ from commands.packager import management
 from commands.packager.sync_push import push
 from packager.definitions.apply import ApplyFailure
 from packager.definitions.source import Source
+from packager.git.changeplan import Plan
 from packager.git.commit import Reason
 from packager.git.errors import GitError
-from packager.git.prune import Plan, Removal
+from packager.git.pruning import Removal
 from packager.planning.state import Planned
 from packager.rendering.bundler import Batch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from packager.fleet import NOT_APPLIED, ExpectedBundles, evaluate, slim_bundle, slim_git_repo
+from packager.fleet import NOT_APPLIED, ExpectedBundles, evaluate, trim_bundle, trim_git_repo
 from tests.support.observed import Record, records
 
 RECORDS = {record.name: record for record in records("rancher-fleet/statuses.yaml")}
@@ -20,14 +20,14 @@ FIELDS = (
 def problem(record: Record) -> str:
     status = {"observedGeneration": 1, **record.outcome["bundle"]}
     labels = {"caphv.io/bundle": "cni"}
-    bundle = slim_bundle({"metadata": {**METADATA, "generation": 1, "labels": labels}, "status": status})
+    bundle = trim_bundle({"metadata": {**METADATA, "generation": 1, "labels": labels}, "status": status})
     (text,) = evaluate({"cni": bundle}, None, WANTED, lambda _commit, _other: False).problems
     return text
 
 
 def reading_problem(record: Record) -> str:
     repo = {"metadata": METADATA, "spec": {"paths": [f"{FOLDER}/*"]}, "status": record.outcome["gitRepo"]}
-    (text,) = evaluate({"cni": None}, [slim_git_repo(repo)], WANTED, lambda _commit, _other: False).problems
+    (text,) = evaluate({"cni": None}, [trim_git_repo(repo)], WANTED, lambda _commit, _other: False).problems
     return text
 
 

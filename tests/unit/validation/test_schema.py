@@ -177,7 +177,7 @@ def test_an_object_that_only_one_validator_refuses_is_refused(monkeypatch: pytes
             yield from ()
 
     real = compiled._validators("harvestermachine.json", None, True)
-    monkeypatch.setattr(compiled, "_validators", lambda *_: (real[0], Agreeable()))
+    monkeypatch.setattr(compiled, "_validators", lambda *_: real._replace(explaining=Agreeable()))
     assert [found.rule for found in compiled.load("harvestermachine.json").findings({"spec": 1})] == [
         "schema-disagreement"
     ]

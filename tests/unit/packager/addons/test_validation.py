@@ -6,6 +6,7 @@ import pytest
 
 from caphv.api.object import Obj
 from packager.addons.validation import check_together, concerns, rules
+from tests.support.edits import edited_objects
 from tests.support.packager.objects import CLASS, CONTROL_PLANE, INFRASTRUCTURE, TEMPLATE, cluster, obj, reference
 
 pytestmark = pytest.mark.unit
@@ -81,3 +82,26 @@ def test_services_that_share_an_address() -> None:
     assert located(first, service("b", 81, primary_service="a")) == []
     # Two clusters have such Services: who knows whose is whose.
     assert located(first, second, first, second) == []
+
+
+def test_any_field_of_a_service_may_hold_anything() -> None:
+    primary = service("a", ipam="dhcp")
+    secondary = service("b", 81, primary_service="a")
+    for first in edited_objects(primary):
+        check_together([obj for obj in (first, secondary) if concerns(obj)])
+    for second in edited_objects(secondary):
+        check_together([obj for obj in (primary, second) if concerns(obj)])
+
+
+@pytest.mark.parametrize("distribution", ["RKE2ControlPlane", "KThreesControlPlane", "KubeadmControlPlane"])
+def test_any_field_of_a_cluster_may_hold_anything(distribution: str) -> None:
+    topology = {
+        "class": "x",
+        "controlPlane": {"replicas": 1},
+        "workers": {"machineDeployments": [{"name": "a", "replicas": 1}]},
+        "variables": [{"name": "addons", "value": {"cni": {"name": "cilium"}}}],
+    }
+    networks = {"pods": {"cidrBlocks": ["10.1.0.0/16"]}, "services": {"cidrBlocks": ["10.2.0.0/16"]}}
+    made = on_harvester(topology=topology, clusterNetwork=networks, controlPlaneRef={"kind": distribution})
+    for changed in edited_objects(made):
+        check_together([changed])

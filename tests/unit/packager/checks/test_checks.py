@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from packager.checks.values import copy_without, unknown_values
 from packager.rendering.rendered import Rendered
 from packager.rendering.renderer import Renderer
 from packager.tree import Tree
+from tests.support.edits import edited_objects
 from tests.support.packager.examples import KUBEADM, cluster
 
 pytestmark = pytest.mark.unit
@@ -226,3 +228,56 @@ def test_families_that_cilium_turns_off(pods: list[str], data: Obj, wanted: list
     assert [(one.field, one.advice) for one in check_pod_families(config, pods)] == wanted
     other = {**config, "metadata": {"name": "another"}}
     assert list(check_pod_families(other, pods)) == []
+
+
+FLEET = {
+    "name": "extra",
+    "defaultNamespace": "kube-system",
+    "dependsOn": [{"name": "cni"}],
+    "helm": {"chart": "one", "repo": "https://example.com", "version": "1.0.0", "values": {"a": {"b": 1}}},
+}
+POD = {
+    "serviceAccountName": "a",
+    "imagePullSecrets": [{"name": "pull"}],
+    "volumes": [{"name": "v", "projected": {"sources": [{"secret": {"name": "s"}}]}}],
+    "containers": [{"name": "c", "image": "i", "env": [{"name": "e", "valueFrom": {"secretKeyRef": {"name": "s"}}}]}],
+}
+MANIFESTS = [
+    {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {"template": {"spec": POD}}},
+    {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "r", "annotations": {"helm.sh/hook": "x"}},
+        "roleRef": {"kind": "Role", "name": "r"},
+        "subjects": [{"kind": "ServiceAccount", "name": "a"}],
+    },
+    {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "things.example.com"},
+        "spec": {"group": "example.com", "names": {"kind": "Thing"}, "versions": [{"name": "v1", "served": True}]},
+    },
+    {
+        "apiVersion": "helm.cattle.io/v1",
+        "kind": "HelmChart",
+        "metadata": {"name": "h"},
+        "spec": {"chart": "one", "repo": "https://example.com", "version": "1.0.0", "valuesContent": "a: 1"},
+    },
+]
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda manifest: manifest["kind"])
+def test_any_field_of_a_file_that_was_edited_or_of_a_chart_may_hold_anything(manifest: Obj) -> None:
+    settings = rendered().settings
+    assert settings
+    checker = Checker(None, None)
+    top = "clusters/team/a/extra"
+    valid = {f"{top}/fleet.yaml": yaml.dump(FLEET).encode(), f"{top}/x.yaml": yaml.dump(manifest).encode()}
+    for fleet in edited_objects(FLEET):
+        changed = {**valid, f"{top}/fleet.yaml": yaml.dump(fleet).encode()}
+        checker.check(changed, settings, valid)
+        checker.check(valid, settings, changed)
+    for obj in edited_objects(manifest):
+        changed = {**valid, f"{top}/x.yaml": yaml.dump(obj).encode()}
+        checker.check(changed, settings, valid)
+        checker.check(valid, settings, changed)

@@ -14,10 +14,10 @@ from packager.addons.facts import ClusterFacts
 from packager.contents.uninstall import Waiting
 from packager.git.commit import Reason
 from packager.git.directory import Directory
-from packager.git.prune import Pruning, Skipped
+from packager.git.pruning import Pruning, Skipped
 from packager.git.snapshot import Snapshot
+from packager.planning.commitplan import commit_plan
 from packager.planning.planner import Planner
-from packager.planning.publish import publish
 from packager.planning.state import ManagementState
 from packager.rendering.bundler import Bundler
 from packager.rendering.bundles import bundle_name
@@ -35,6 +35,7 @@ class Site:
     """A repository, and what Fleet's agent has installed: each release remembers `keepResources` as deployed."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.store = Directory(folder, names=(CLUSTERS,))
         self.installed: dict[str, bool] = {}
 
@@ -49,7 +50,7 @@ class Site:
         """Push one cluster; return what stays and why."""
         pruning = Pruning(complete=True, budget=budget)
         state = ManagementState((facts,), live=False, pruning=pruning, uninstallable=applied)
-        planned, result = publish(self.store, planner, state)
+        planned, result = commit_plan(self.store, planner, state)
         assert all(found.ok for found in planned.batch.rendered), planned.batch.rendered
         return {held.what.rpartition("/")[2]: held.why for held in result.plan.held}
 
@@ -278,3 +279,11 @@ def test_a_cni_waits_from_its_release_on(tmp_path: Path, clock: list[float]) -> 
     assert "may uninstall it now" in blind.push(facts(none, allowed=True))["cni"]
     for clock[0] in (2001.0, 2900.0):
         assert "waiting until" in blind.push(facts(none, allowed=True))["cni"]
+
+
+def test_options_that_a_user_edited_are_released_whatever_they_hold(site: Site) -> None:
+    site.push(cluster("a", {"ccm": {"enabled": True}}))
+    file = site.folder / FOLDER / "ccm" / "fleet.yaml"
+    file.write_text(f"{file.read_text()}7: 2026-01-01\n")
+    assert "ccm" in site.push(cluster("a", {"ccm": {"enabled": False}}))
+    assert site.bundles()["ccm"]["7"] == "2026-01-01"

@@ -138,7 +138,7 @@ def bundle(
 ) -> Obj:
     """A Bundle of generation 2, as it is cached."""
     rows = [{"bundleState": state, "message": message}] if message else []
-    found = fleet.slim_bundle(
+    found = fleet.trim_bundle(
         {
             "metadata": {
                 **dict.fromkeys(("name", "namespace", "uid", "resourceVersion"), "1"),
@@ -160,7 +160,7 @@ def bundle(
 def git_repo(*paths: str, message: str = "") -> Obj:
     conditions = [{"type": "Stalled", "status": "True", "message": message}] if message else []
     metadata = dict.fromkeys(("name", "namespace", "uid", "resourceVersion"), "repo")
-    return fleet.slim_git_repo(
+    return fleet.trim_git_repo(
         {"metadata": metadata, "spec": {"paths": list(paths)}, "status": {"conditions": conditions}}
     )
 
@@ -262,7 +262,7 @@ def test_why_fleet_stays_at_an_older_commit() -> None:
 
 
 def test_bundles_of_others_are_not_checked() -> None:
-    assert fleet.slim_bundle({"metadata": {"name": "x", "labels": {"app": "x"}}}) is None
+    assert fleet.trim_bundle({"metadata": {"name": "x", "labels": {"app": "x"}}}) is None
 
 
 @pytest.mark.parametrize("path", ["a/b", "a/b/*", "/a/b/", "a/b/**", "a", "a/*/*", "*/b"])

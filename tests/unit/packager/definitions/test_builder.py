@@ -15,7 +15,7 @@ from packager.definitions.files import NAMES
 from packager.definitions.source import Reader
 from packager.git.commit import Reason
 from packager.git.directory import Directory
-from packager.git.prune import Pruning
+from packager.git.pruning import Pruning
 from packager.rendering.renderer import Renderer
 from packager.rendering.vendored import ROOT, VendoredChart, folder_of
 from tests.support.packager.definitions import definition

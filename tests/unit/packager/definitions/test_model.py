@@ -505,3 +505,9 @@ def test_every_rule_is_described() -> None:
     assert own | {"definition-twice", "definition-source", "no-secrets-in-git"} == {
         rule.name for rule in rules.all_rules()
     }
+
+
+def test_rule_that_lacks_a_field_reports_what_it_found_before() -> None:
+    obj = definition(addresses={"ipPoolRefs": ["a"], "gateway": "172.16.0"})
+    fields = [finding.field for finding in check(obj)]
+    assert fields == ["spec.addresses.gateway", "spec.addresses.subnetMask"]

@@ -13,11 +13,11 @@ from packager.definitions.builder import Builder
 from packager.definitions.files import NAMES
 from packager.definitions.ownership import DIRECTORY, FILE, checked_name, name_of
 from packager.definitions.source import Reader
+from packager.git.changeplan import Plan
 from packager.git.directory import Directory
-from packager.git.prune import Plan
 from packager.git.remote import Remote
+from packager.planning.commitplan import commit_plan
 from packager.planning.planner import Planner
-from packager.planning.publish import publish
 from packager.planning.state import ManagementState
 from packager.rendering.bundler import Bundler
 from tests.support.packager.definitions import k3s
@@ -60,7 +60,7 @@ class Site:
         planner = self.planners.setdefault(source, Planner(BUNDLER, Builder(BUNDLER.renderer), max_prune=100))
         state = ManagementState(live=live, confirmed=frozenset(confirmed), deleted=frozenset(deleted))
         content = Reader(lambda _: []).read(files, name=source)
-        planned, result = publish(self.store, planner, state, content)
+        planned, result = commit_plan(self.store, planner, state, content)
         self.problems = [str(one) for one in planned.built.errors] if planned.built else []
         return result.plan
 

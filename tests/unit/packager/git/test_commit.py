@@ -2,8 +2,9 @@
 
 import pytest
 
+from packager.git.changeplan import Plan
 from packager.git.commit import BASE_TRAILER, Identity, Reason, base_of, message, stream
-from packager.git.prune import Plan, Removal, Skipped
+from packager.git.pruning import Removal, Skipped
 
 pytestmark = pytest.mark.unit
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from packager.contents.folders import compare_folders
+from packager.git.changeplan import Plan
 from packager.git.commit import Reason
 from packager.git.directory import Directory
 from packager.git.errors import UnmanagedFiles
 from packager.git.folder import Folder
-from packager.git.prune import Plan, Pruning
+from packager.git.pruning import Pruning
 from packager.tree import CLUSTER_ROOT
 
 pytestmark = pytest.mark.unit

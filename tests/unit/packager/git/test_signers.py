@@ -52,10 +52,10 @@ def test_a_list_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         Signers.read(tmp_path / "gone")
 
 
-def write_settings(signers: Signers, folder: Path) -> None:
+def write_config(signers: Signers, folder: Path) -> None:
     private = folder / "private"
     private.mkdir()
-    signers.write_settings(private)
+    signers.write_config(private)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_without_the_program_that_verifies_the_error_names_the_image_that_has_it
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     with pytest.raises(InvalidRemote, match=f"{program}, which is not in the PATH: use the packager's image"):
-        write_settings(signers, tmp_path)
+        write_config(signers, tmp_path)
 
 
 def test_only_the_programs_of_the_formats_in_the_list_are_needed(
@@ -77,9 +77,9 @@ def test_only_the_programs_of_the_formats_in_the_list_are_needed(
     programs.mkdir()
     (programs / "ssh-keygen").symlink_to("/bin/true")
     monkeypatch.setenv("PATH", str(programs))
-    write_settings(Signers(f"alice {KEY}"), tmp_path)
+    write_config(Signers(f"alice {KEY}"), tmp_path)
 
 
 def test_keys_that_gpg_refuses_are_explained(tmp_path: Path) -> None:
     with pytest.raises(InvalidRemote, match="gpg does not take the keys: export them with gpg --armor --export"):
-        write_settings(Signers(openpgp=PGP), tmp_path)
+        write_config(Signers(openpgp=PGP), tmp_path)

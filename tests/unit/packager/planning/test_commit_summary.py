@@ -10,9 +10,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packager.git.changeplan import Plan
 from packager.git.commit import Reason, message
 from packager.git.directory import Directory
-from packager.git.prune import Plan, Removal
+from packager.git.pruning import Removal
 from packager.git.snapshot import Snapshot
 from packager.planning.commit_summary import summarize
 

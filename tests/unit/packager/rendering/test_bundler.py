@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from packager.addons.facts import ClusterFacts
-from packager.git.prune import Pruning
+from packager.git.pruning import Pruning
 from packager.git.remote import Remote
 from packager.git.repository import Repository
+from packager.planning.commitplan import commit_plan
 from packager.planning.planner import Planner
-from packager.planning.publish import publish
 from packager.planning.state import ManagementState, Pins
 from packager.rendering.bundler import Bundler
 from tests.support.packager.examples import cluster
@@ -33,10 +33,10 @@ def suspended(facts: ClusterFacts) -> ClusterFacts:
 def test_a_faulty_and_a_suspended_cluster_keep_what_they_have(tmp_path: Path) -> None:
     origin, planner = Origin.make(tmp_path / "origin"), Planner(Bundler())
     with Repository(Remote(origin.url), tmp_path / "cache") as repository:
-        publish(repository, planner, given([cluster("a"), cluster("b"), cluster("c"), cluster("d")]))
+        commit_plan(repository, planner, given([cluster("a"), cluster("b"), cluster("c"), cluster("d")]))
         before = origin.files()
         now = [cluster("a", {"cni": {"mtu": 1}}), suspended(cluster("b", {"cni": {"mtu": 1400}})), cluster("c")]
-        planned, result = publish(repository, planner, given(now))
+        planned, result = commit_plan(repository, planner, given(now))
     assert [str(failed.cluster) for failed in planned.batch.failed] == ["clusters/a"]
     assert {str(key) for key in planned.batch.suspended} == {"clusters/b"}
     assert [str(removal) for removal in result.plan.removed] == ["clusters/clusters/d"]
@@ -47,14 +47,15 @@ def test_a_faulty_and_a_suspended_cluster_keep_what_they_have(tmp_path: Path) ->
 def test_versions_stay_with_those_that_have_no_pin(tmp_path: Path) -> None:
     origin = Origin.make(tmp_path / "origin")
     with Repository(Remote(origin.url), tmp_path / "cache") as repository:
-        publish(repository, Planner(Bundler(versions_file=older_table(tmp_path))), given([cluster("a"), cluster("b")]))
+        older = Planner(Bundler(versions_file=older_table(tmp_path)))
+        commit_plan(repository, older, given([cluster("a"), cluster("b")]))
         bundler = Bundler()
         planner = Planner(bundler)
         facts = [cluster("a"), cluster("b")]
-        _, unchanged = publish(repository, planner, given(facts))
+        _, unchanged = commit_plan(repository, planner, given(facts))
         pins = {facts[1].key: bundler.renderer.table.newest}
-        _, upgraded = publish(repository, planner, given(facts, pins))
-        _, after = publish(repository, planner, given(facts))
+        _, upgraded = commit_plan(repository, planner, given(facts, pins))
+        _, after = commit_plan(repository, planner, given(facts))
     assert not unchanged.commit
     assert upgraded.plan.changed == ("clusters/clusters/b",)
     assert not after.commit

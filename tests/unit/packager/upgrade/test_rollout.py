@@ -16,8 +16,8 @@ from packager.contents.inventory import pinned_versions
 from packager.controller.state import ClusterFilter
 from packager.fleet import Report
 from packager.git.directory import Directory
+from packager.planning.commitplan import commit_plan
 from packager.planning.planner import Planner
-from packager.planning.publish import publish
 from packager.planning.state import ManagementState, Planned
 from packager.rendering.bundler import Bundler
 from packager.tree import CLUSTERS
@@ -143,7 +143,7 @@ class Site:
     def planned(self, *facts: ClusterFacts, present: str = "abc", **observed: Any) -> Planned:
         now = Observed(frozenset(Key("clusters", name) for name in present), file=self.file, **observed)
         state = ManagementState(facts, keep=frozenset((A, B, C)), upgrade=now)
-        return publish(self.store, self.planner, state)[0]
+        return commit_plan(self.store, self.planner, state)[0]
 
     def upgraded(self) -> set[str]:
         """The clusters with the newest release."""
@@ -161,7 +161,7 @@ def site(tmp_path: Path) -> Site:
     made = Site(Directory(tmp_path, names=files), Planner(Bundler()), tmp_path)
     facts = tuple(map(cluster, "abc"))
     older = load_table().releases[1]
-    publish(made.store, made.planner, ManagementState(facts, pins={one.key: older for one in facts}))
+    commit_plan(made.store, made.planner, ManagementState(facts, pins={one.key: older for one in facts}))
     made.request(REQUEST)
     made.sync(*"abc", now=100.0)
     assert made.upgraded() == {"a"}
@@ -382,7 +382,7 @@ def test_the_file_holds_everything() -> None:
     for found in (
         started(),
         replace(started(), state=State.REVERTED, problems={A: ("a: b", "c")}),
-        replace(started(), before={A: OLD, B: NEW, C: OLD}, left_out={B: ("c: d",)}, kept={B: "1"}),
+        replace(started(), before={A: OLD, B: NEW, C: OLD}, left_out={B: ("c: d",)}, kept_releases={B: "1"}),
     ):
         assert rolloutfile.parse(rolloutfile.serialize(found)) == found
     assert rolloutfile.parse(None) is None

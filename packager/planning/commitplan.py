@@ -1,15 +1,23 @@
-"""Commits plans, and logs their changes."""
+"""Commits plans to a repository or a folder, and logs their changes.
+
+Three steps decide whether there is a commit:
+
+1. `Planner.plan` compares the content that the clusters need with the content of the repository.
+   `Plan.is_empty` is true if nothing differs.
+2. `commit_plan` hands that plan to the store.
+3. The store (`Repository.commit`) commits each plan that is not empty, and nothing else.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from packager.definitions.source import Source
+from packager.git.changeplan import Plan
 from packager.git.commit import Reason
 from packager.git.history import Change
-from packager.git.prune import Plan
 from packager.git.result import Result
 from packager.git.snapshot import Snapshot
 from packager.planning.planner import Planner
@@ -29,7 +37,14 @@ class Store(Protocol):
     def last_change(self, path: str) -> Change | None: ...  # noqa: D102
 
 
-def publish(
+class Committed(NamedTuple):
+    """The plan that a store committed, with everything it was computed from, and the commit."""
+
+    planned: Planned
+    result: Result
+
+
+def commit_plan(
     store: Store,
     planner: Planner,
     state: ManagementState,
@@ -37,10 +52,10 @@ def publish(
     *,
     reason: Reason | None = None,
     check: Callable[[], None] = lambda: None,
-) -> tuple[Planned, Result]:
-    """Make a repository match the plan in one commit, or none if it matches. Raises `GitError`.
+) -> Committed:
+    """Plan the content of a store, and commit the plan unless it is empty. Raises `GitError`.
 
-    Plans again for the newer snapshot when another client pushed first.
+    When another client pushes first, the store calls the planner again for the newer snapshot.
 
     :param store: the place to write the plan to
     :param planner: computes the plan
@@ -49,7 +64,8 @@ def publish(
     :param reason: the reason for the commit, by default the reason in the state
     :param check: called before each plan; stops the commit by raising
     """
-    # Each attempt replaces the plan, and the last plan is committed.
+    # The store takes only the changes of files, so keep the rest of its last plan here.
+    # The initial value is never returned, because each store plans at least once.
     planned = Planned(Batch(), None, Plan())
 
     def plan(snapshot: Snapshot) -> Plan:
@@ -58,16 +74,16 @@ def publish(
         planned = planner.plan(snapshot, state, source)
         return planned.plan
 
-    result = log_result(store.commit(plan, reason or Reason(state.why)))
-    return planned, result
+    result = store.commit(plan, reason or Reason(state.why))
+    return Committed(planned, log_result(result))
 
 
 def definitions_reason(origin: str, message: str = "") -> Reason:
     """Return the reason for a commit that follows definitions.
 
-    `origin` is the commit of the definitions, and `message` its message.
+    :param origin: the commit of the source that changed the definitions
+    :param message: the message of that commit, of which the reason quotes the subject
     """
-    # Take only the subject of that message, because its body may be long.
     subject = message.strip().partition("\n")[0].strip()
     if len(subject) > _MAX_SUBJECT_LENGTH:
         subject = f"{subject[:_MAX_SUBJECT_LENGTH]}…"
