@@ -131,15 +131,34 @@ def machine_fields(obj: Obj) -> list[Any]:
     ]
 
 
+# Conditions by which KubeVirt reports that it does not start a VM, for example because a device is
+# not permitted. The VM may keep its `printableStatus`, and the instance its phase.
+_REFUSALS = (("Failure", "True"), ("Synchronized", "False"))
+
+
 def vm_fields(obj: Obj) -> list[Any]:
-    """Return the fields of a VM, its instance or a disk that reconciles of machines read."""
+    """Return the fields of a VM or its instance that reconciles of machines read.
+
+    One list serves both kinds, because a field that only one of them has is None in the other.
+    Messages of conditions are not compared, although conditions of machines repeat them: the
+    scheduler counts hosts and their resources in its message, so each change on a host would
+    requeue all machines that wait for one. `reconciler.resync` updates the message in time.
+    """
     status = obj.get("status") or {}
+    refusals = [
+        condition.get("type")
+        for condition in list_at(status, "conditions")
+        if (condition.get("type"), condition.get("status")) in _REFUSALS
+    ]
     return [
         obj["metadata"].get("uid"),
         obj["metadata"].get("deletionTimestamp"),
+        refusals,
+        # A VM: its spec, the marks of Harvester and of the provider, and its state.
         obj["metadata"].get("generation"),
         obj["metadata"].get("annotations"),
         status.get("printableStatus"),
+        # An instance: its state, host and addresses, and whether the guest answers.
         status.get("phase"),
         status.get("nodeName"),
         status.get("interfaces"),
@@ -208,9 +227,8 @@ def may_serve_more(change: Change) -> bool:
     """
     if change.old is None or change.new is None:
         return True
-    if not entries(change.old) <= entries(change.new):
-        return True
-    return pool_fields(change.old) != pool_fields(change.new)
+    has_released = bool(entries(change.old) - entries(change.new))
+    return has_released or pool_fields(change.old) != pool_fields(change.new)
 
 
 def entries(pool: Obj | None) -> ItemsView[str, str]:
@@ -252,7 +270,10 @@ def _system_uuid(node: Obj) -> Any:
 
 
 def is_initialization(change: Change, machine: Obj) -> bool:
-    """Return whether a change completes the initialization of a Node, as our own write does."""
+    """Return whether a change completes the initialization of a Node, as our own write does.
+
+    :param machine: the HarvesterMachine of the Node, whose providerID the Node has to have
+    """
     if change.old is None or change.new is None or uid_of(change.old) != uid_of(change.new):
         return False
     if _system_uuid(change.old) != _system_uuid(change.new):
@@ -260,4 +281,5 @@ def is_initialization(change: Change, machine: Obj) -> bool:
     provider_id = change.new["spec"].get("providerID")
     if provider_id != machine["spec"].get("providerID"):
         return False
-    return not initialization(change.new, provider_id)
+    remaining_patch = initialization(change.new, provider_id)
+    return not remaining_patch
