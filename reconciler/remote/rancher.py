@@ -17,11 +17,19 @@ from caphv.api.object import (
     annotations_of,
     at,
     labels_of,
+    list_at,
 )
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 
-_KEPT = ("name", "namespace", "uid", "resourceVersion", "labels")
+_CACHED_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "labels",
+    "ownerReferences",
+)
 _LABELS = (
     names.CAPI_OWNER_LABEL,
     names.CAPI_OWNER_NAMESPACE_LABEL,
@@ -128,28 +136,41 @@ def _slim_crd(crd: Obj) -> Obj | None:
     return {"metadata": {name: metadata[name] for name in ("name", "uid", "resourceVersion")}}
 
 
+def is_externally_managed(cluster: Obj) -> bool:
+    """Return whether Rancher leaves a managed cluster to CAAPF, and creates no Fleet Cluster."""
+    return annotations_of(cluster).get(names.EXTERNALLY_MANAGED_ANNOTATION) == "true"
+
+
+def is_owned_by_cluster(obj: Obj, uid: str) -> bool:
+    """Return whether a Cluster with this uid is one of the owners of an object."""
+    return uid in _owner_clusters(obj)
+
+
+def _owner_clusters(obj: Obj) -> list[str]:
+    """Return the uids of the Clusters that own an object."""
+    owners = list_at(obj, "metadata", "ownerReferences")
+    return [owner["uid"] for owner in owners if owner["kind"] == "Cluster"]
+
+
 def _slim(obj: Obj) -> Obj:
     """Return the fields of an object to cache."""
-    metadata = obj["metadata"]
+    metadata = {name: obj["metadata"][name] for name in _CACHED_METADATA if name in obj["metadata"]}
+    mark = annotations_of(obj).get(names.EXTERNALLY_MANAGED_ANNOTATION)
+    if mark is not None:
+        metadata["annotations"] = {names.EXTERNALLY_MANAGED_ANNOTATION: mark}
     return {
-        "metadata": {name: metadata[name] for name in _KEPT if name in metadata},
+        "metadata": metadata,
         "spec": {"fleetWorkspaceName": at(obj, "spec", "fleetWorkspaceName") or ""},
         "status": {"clusterName": at(obj, "status", "clusterName") or ""},
-        "external": annotations_of(obj).get(names.EXTERNALLY_MANAGED_ANNOTATION) == "true",
-        "owners": [
-            owner["uid"]
-            for owner in metadata.get("ownerReferences") or ()
-            if owner["kind"] == "Cluster"
-        ],
     }
 
 
 def _fields(obj: Obj) -> list[object]:
-    """Return the fields whose changes matter."""
+    """Return the fields whose changes matter to a cluster that is imported."""
     return [
         obj["spec"],
         obj["status"],
-        obj["external"],
-        obj["owners"],
+        is_externally_managed(obj),
+        _owner_clusters(obj),
         *(labels_of(obj).get(name) for name in _LABELS),
     ]
