@@ -31,7 +31,7 @@ from reconciler.cluster import adoption, refusals
 from reconciler.cluster.addresssource import Source, requested_source, used_source, why_unused
 from reconciler.cluster.endpoint import API_PORT, reserve_address
 from reconciler.cluster.scope import ClusterScope
-from reconciler.harvester.healthcheck import health_check
+from reconciler.harvester.balancerprobe import probe_settings
 from reconciler.machine.placement import CLUSTER_LABEL, control_plane_selector
 from reconciler.triggers import Watched
 
@@ -156,7 +156,7 @@ def load_balancer_spec(
         "workloadType": "vm",
         "ipam": source.ipam,
         "listeners": listeners,
-        "healthCheck": {"port": API_PORT, **health_check(cluster_spec)},
+        "healthCheck": {"port": API_PORT, **probe_settings(cluster_spec)},
         "backendServerSelector": selector,
     }
     if config.get("description"):
