@@ -45,8 +45,8 @@ from caphv.api.tokenrenewal import BOUND_PREFIX
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
-from reconciler.harvester.harvester import HARVESTER_NAMESPACE
 from reconciler.harvester.kubeconfig import API_PORT, kubeconfig
+from reconciler.harvester.watchedcollections import HARVESTER_NAMESPACE
 
 MANAGER = "caphv-identity"
 MOVE_LABEL = "clusterctl.cluster.x-k8s.io/move"

@@ -26,16 +26,7 @@ from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler import metrics
 from reconciler.harvester.accounthealth import AccountHealth
 from reconciler.harvester.allocator import AddressAllocator
-from reconciler.harvester.harvester import (
-    CLUSTER_WIDE,
-    DEPLOYMENT,
-    HARVESTER_DEPLOYMENT,
-    HARVESTER_NAMESPACE,
-    PROBE_BACKOFF_SECONDS,
-    Harvester,
-    Harvesters,
-    Probe,
-)
+from reconciler.harvester.harvester import Harvester, Harvesters, Probe
 from reconciler.harvester.importrefusals import ImportRefusals
 from reconciler.harvester.sharedcache import Collection
 from reconciler.harvester.sharing import CacheSharing
@@ -45,6 +36,13 @@ from reconciler.harvester.views import (
     View,
     refusal_of,
     sync_error_of,
+)
+from reconciler.harvester.watchedcollections import (
+    CLUSTER_WIDE,
+    DEPLOYMENT,
+    HARVESTER_DEPLOYMENT,
+    HARVESTER_NAMESPACE,
+    PROBE_BACKOFF_SECONDS,
 )
 
 log = logging.getLogger(__name__)
