@@ -1,4 +1,7 @@
-"""Read credentials from identity Secrets, and report when they expire.
+"""Read the credentials of a HarvesterCluster, open its session, and report when they expire.
+
+A cluster names its Secret, or a HarvesterClusterIdentity: `reconciler.remote.clusteridentities`
+decides which Secret that is, and `reconciler.clusteridentity` renews the token in it.
 
 Expiry is reported ahead of time, because tokens of Rancher and Kubernetes expire without a warning,
 and then every request is refused. One delayed requeue per cluster is enough, so nothing polls.

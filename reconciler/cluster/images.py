@@ -32,8 +32,8 @@ from caphv.runtime.errors import (
 )
 from reconciler import triggers
 from reconciler.cluster.scope import ClusterScope
-from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.importrefusals import ImportRefusals, Refusal
+from reconciler.harvester.rights import command_for
 from reconciler.machine.images import import_failure, redacted, resolve_image
 
 _CONDITION = ConditionType.IMAGES_READY

@@ -23,7 +23,7 @@ from reconciler.blocked import Blocked
 from reconciler.cluster import adoption
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
-from reconciler.harvester.identityaccount import command_for
+from reconciler.harvester.rights import command_for
 from reconciler.harvester.session import Session
 from reconciler.machine.images import split_reference
 from reconciler.machine.network import PoolNetwork, effective_network

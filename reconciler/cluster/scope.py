@@ -12,7 +12,7 @@ from caphv.api.ownership import Owner, same_name
 from reconciler import triggers
 from reconciler.blocked import Blocked
 from reconciler.context import Context
-from reconciler.harvester.identityaccount import command_for
+from reconciler.harvester.rights import command_for
 from reconciler.harvester.session import Session
 from reconciler.harvester.views import TargetNamespace
 from reconciler.memory.cluster import ClusterMemory

@@ -1,4 +1,4 @@
-"""Ask Harvester about the credentials of a HarvesterClusterIdentity, and for its token."""
+"""Perform the actions of `decision` on Harvester: probe, exchange, renew, check and revoke."""
 
 from __future__ import annotations
 

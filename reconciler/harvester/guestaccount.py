@@ -35,15 +35,14 @@ from caphv.api.resources import VIRTUAL_MACHINES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
+from reconciler.harvester.accountobjects import token_secret
 from reconciler.harvester.identityaccount import (
     AccountError,
-    api_server,
     expiring_token,
     published_ca,
-    token_secret,
     wait_for_token,
 )
-from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
+from reconciler.harvester.kubeconfig import api_server, kubeconfig, virtual_address
 
 CLUSTER_ROLE = CLOUD_PROVIDER_ROLE
 LABEL = "caphv.io/cloud-config"

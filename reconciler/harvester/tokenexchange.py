@@ -38,9 +38,10 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, Conflict, Forbidden, NotFound, RequestError
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig, token_claims
 from caphv.runtime.text import load_yaml
-from reconciler.harvester import identityaccount
-from reconciler.harvester.identityaccount import Account, api_server, published_ca
-from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
+from reconciler.harvester import accountobjects, identityaccount
+from reconciler.harvester.accountobjects import Account
+from reconciler.harvester.identityaccount import published_ca
+from reconciler.harvester.kubeconfig import api_server, kubeconfig, virtual_address
 
 _INGRESS = Key("kube-system", "ingress-expose")
 _MAX_CONFLICTS = 2
@@ -256,7 +257,7 @@ async def _claim(client: ApiClient, account: Account, owner: Owner) -> None:
         for kind in (ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS)
         for obj in (await client.list(kind))["items"]
     ]
-    problem = identityaccount.problem_of_namespaces(account, bindings)
+    problem = accountobjects.problem_of_namespaces(account, bindings)
     if problem:
         raise ExchangeError(f"spec.tokenRenewal.serviceAccount: {problem}")
 
@@ -300,8 +301,8 @@ def _require_rights(account: Account, bindings: list[Obj], owner: Owner, obj: Ob
             f"{remedy}"
         )
 
-    asked = identityaccount.rights_of(account, identityaccount.objects(account))
-    present = identityaccount.rights_of(account, bindings)
+    asked = accountobjects.rights_of(account, accountobjects.account_objects(account))
+    present = accountobjects.rights_of(account, bindings)
     is_here = former is not None and former.management_cluster == owner.management_cluster
     # An account of a user must not get more, and neither that of the same identity elsewhere, as
     # after `clusterctl move`.

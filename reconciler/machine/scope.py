@@ -13,7 +13,7 @@ from caphv.runtime.errors import NotFound, Unreachable
 from reconciler import triggers
 from reconciler.blocked import Blocked
 from reconciler.context import Context
-from reconciler.harvester.identityaccount import command_for
+from reconciler.harvester.rights import command_for
 from reconciler.harvester.session import Session
 from reconciler.harvester.topology import unpublished_domains
 from reconciler.harvester.views import TargetNamespace

@@ -1,7 +1,11 @@
-"""Caches of HarvesterClusterIdentities, and of the namespaces whose labels they select.
+"""Which Secret the clusters of a namespace get from a HarvesterClusterIdentity.
 
-They start with the first cluster that refers to such an identity. Without one, the provider needs
-neither the CRD nor a right on it, as before an upgrade of its manifests.
+`reconciler.cluster.identity` reads this Secret for a cluster. `reconciler.clusteridentity` renews
+tokens, and records here which identities have one in use.
+
+The caches of identities, and of namespaces whose labels they select, start with the first cluster
+that refers to an identity. Without such a cluster, the provider needs neither the CRD nor a right
+on it, as before an upgrade of its manifests.
 """
 
 from __future__ import annotations
