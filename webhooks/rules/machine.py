@@ -43,8 +43,8 @@ _PROVIDER_ID = re.compile(r"[A-Za-z][-A-Za-z0-9+.]*://\S+")
 )
 def _spec_required(subject: Subject) -> Iterator[Finding]:
     # The schema reports fields that are missing in a spec.
-    whole = subject.obj.at("spec")
-    if whole.value is None or (subject.kind == MACHINE_TEMPLATE and whole.value == {}):
+    spec = subject.obj.at("spec")
+    if spec.value is None or (subject.kind == MACHINE_TEMPLATE and spec.value == {}):
         yield subject.spec.required("must be set: it describes what is to be made")
 
 
