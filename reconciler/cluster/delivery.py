@@ -43,7 +43,8 @@ from reconciler.harvester.kubeconfig import kubeconfig
 from reconciler.memory.cluster import VerifiedObject
 from reconciler.triggers import Delay, Trigger, Watched
 
-_PAUSE = 5.0
+# Seconds between two writes of the Secret in the workload cluster.
+_REWRITE_SECONDS = 5.0
 _READY = ConditionType.CLOUD_PROVIDER_CONFIG_READY
 
 
@@ -111,17 +112,19 @@ async def _manifest_patch(config: Obj, config_map: Obj, content: str) -> Obj | N
     manifest_key = config["manifestsConfigMapKey"]
     secret = config["cloudConfigCredentialsSecretName"]
     key = config["cloudConfigCredentialsSecretKey"]
-    old = at(config_map, "data", manifest_key) or ""
+    present = at(config_map, "data", manifest_key) or ""
     try:
-        new = await off_loop(len(old), lambda: with_credentials(old, secret, key, content))
+        intended = await off_loop(
+            len(present), lambda: with_credentials(present, secret, key, content)
+        )
     except ManifestError as error:
         target = Key(config["manifestsConfigMapNamespace"], config["manifestsConfigMapName"])
         raise _failure(f"key {manifest_key} of ConfigMap {target} {error}") from None
 
-    if new == old:
+    if intended == present:
         return None
     version = config_map["metadata"]["resourceVersion"]
-    return {"metadata": {"resourceVersion": version}, "data": {manifest_key: new}}
+    return {"metadata": {"resourceVersion": version}, "data": {manifest_key: intended}}
 
 
 async def deliver_secret(scope: ClusterScope, *, create: bool = True) -> float | None:
@@ -161,11 +164,11 @@ async def deliver_secret(scope: ClusterScope, *, create: bool = True) -> float |
                 return delay
 
     written_at = scope.memory.guest.secret_written_at
-    if written_at is not None and time.monotonic() - written_at < _PAUSE:
+    if written_at is not None and time.monotonic() - written_at < _REWRITE_SECONDS:
         # Another client keeps changing the Secret. Wait, because each rewrite costs a token.
         raise _progress(
             f"Secret {SECRET} of the workload cluster was modified right after it was written",
-            Delay(_PAUSE),
+            Delay(_REWRITE_SECONDS),
         )
     return await _write_secret(scope, client, watch, secret, inputs)
 
@@ -274,6 +277,7 @@ def _inputs(scope: ClusterScope) -> str:
 
 
 async def _lasting_kubeconfig(scope: ClusterScope) -> str:
+    """Return a kubeconfig with a token that never expires."""
     account = await cloudaccount.ensure_account(scope)
     return await build_kubeconfig(scope, await cloudaccount.lasting_credentials(scope, account))
 
@@ -289,6 +293,7 @@ async def build_kubeconfig(scope: ClusterScope, credentials: cloudaccount.Creden
 
 
 def _days(duration: timedelta) -> str:
+    """Return a duration in words: in days, or in hours below two days."""
     hours = duration.total_seconds() / 3600
     return f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.1f} hours"
 
@@ -297,20 +302,24 @@ def _days(duration: timedelta) -> str:
 
 
 def _progress(message: str, source: Trigger, *, unknown: bool = False) -> Blocked:
+    """Return the `Blocked` of a delivery that continues without a user."""
     reason = Reason.CLOUD_PROVIDER_CONFIG_IN_PROGRESS
     return Blocked(_READY, reason, message, source, unknown=unknown)
 
 
 def _unreachable_workload(error: Exception) -> Blocked:
+    """Return the `Blocked` of a delivery whose request to the workload API had no answer."""
     message = f"the API of the workload cluster does not answer: {error}"
     return _progress(message, Delay(10.0))
 
 
 def _failure(message: str) -> Blocked:
+    """Return the `Blocked` of a delivery until a user changes something."""
     reason = Reason.CLOUD_PROVIDER_CONFIG_FAILED
     return Blocked(_READY, reason, message, Watched.OBJECT, Watched.SELF, warn=True)
 
 
 def _forbidden_config_map(scope: ClusterScope, target: Key) -> Blocked:
+    """Return the `Blocked` of a ConfigMap that the cluster may not use."""
     reference = f"ConfigMap {target} of updateCloudProviderConfig"
     return _failure(references.refusal(scope, reference))

@@ -21,6 +21,7 @@ from caphv.api.object import (
 )
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
+from reconciler.remote.firstcontact import FirstContact
 
 _CACHED_METADATA = (
     "name",
@@ -54,7 +55,7 @@ class Rancher:
             CUSTOM_RESOURCE_DEFINITIONS,
             metadata_only=True,
             transform=_slim_crd,
-            on_contact=self._on_first_contact(),
+            on_contact=FirstContact(self._report),
         )
         self._crds.add_handler(self._handle_crd)
         self._informers: dict[Resource, Informer] = {}
@@ -100,7 +101,7 @@ class Rancher:
                 self._client,
                 kind,
                 transform=_slim,
-                on_contact=self._on_first_contact(),
+                on_contact=FirstContact(self._report),
                 max_backoff=_BACKOFF_SECONDS,
             )
             informer.add_handler(self._handle_object)
@@ -115,17 +116,9 @@ class Rancher:
         if change.old is None or change.new is None or _fields(change.old) != _fields(change.new):
             self._changed()
 
-    def _on_first_contact(self) -> Callable[[], None]:
-        """Return a callback that reports the first contact of a watch, which fills its cache."""
-        contacted = False
-
-        def on_contact() -> None:
-            nonlocal contacted
-            if not contacted:
-                contacted = True
-                self._changed()
-
-        return on_contact
+    def _report(self) -> None:
+        """Report a change to the callback of `connect`, which may be set later than this one."""
+        self._changed()
 
 
 def _slim_crd(crd: Obj) -> Obj | None:
