@@ -171,16 +171,17 @@ class Identities:
             raise connection_failure(f"{where}: {error}") from None
 
         metadata = secret["metadata"]
-        kept = {
+        needed = {
             name: metadata[name]
             for name in ("namespace", "name", "annotations")
             if name in metadata
         }
         is_renewed = may_renew and secret.get("type") == SECRET_TYPE
         renewed = issued_of(secret) if is_renewed else None
-        return Identity(metadata["resourceVersion"], access, access.expires(), kept, renewed)
+        return Identity(metadata["resourceVersion"], access, access.expires(), needed, renewed)
 
     def _drop(self, secret: Key) -> None:
+        """Forget the content of a Secret, and remove its metric."""
         self._read.pop(secret, None)
         with contextlib.suppress(KeyError):
             metrics.IDENTITY_EXPIRY.remove(str(secret))
@@ -367,6 +368,8 @@ def connection_failure(message: str, *triggers: Trigger, outage: bool = False) -
 
 
 def _seconds_until(moment: datetime) -> Callable[[], float]:
+    """Return a function that returns the seconds until a moment, for a metric."""
+
     def seconds() -> float:
         return (moment - datetime.now(UTC)).total_seconds()
 
