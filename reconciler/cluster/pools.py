@@ -176,6 +176,7 @@ async def _require_unused(scope: ClusterScope, pool: Obj) -> None:
 
 
 def _allocated(pool: Obj | None) -> dict[str, str]:
+    """Return the holders of addresses by address, none without a pool."""
     allocated: dict[str, str] = dict_at(pool, "status", "allocated")
     return allocated
 
@@ -186,8 +187,8 @@ def _describe_holders(scope: ClusterScope, allocated: dict[str, str]) -> str:
         f"{_describe_holder(scope, holder)} has address {address}"
         for address, holder in sorted(allocated.items())[:5]
     ]
-    more = and_more(len(allocated) - 5)
-    return ", ".join(holders) + (f"{more} have others" if more else "")
+    others = and_more(len(allocated) - 5)
+    return ", ".join(holders) + (f"{others} have others" if others else "")
 
 
 def _describe_holder(scope: ClusterScope, holder: str) -> str:

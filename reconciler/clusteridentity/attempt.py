@@ -89,6 +89,10 @@ class TokenIssuer:
             return Attempt(None, problem, Outcome.REFUSED)
 
     async def _perform(self, reading: Reading, action: Action) -> Token | None:
+        """Perform an action, and return the new token if the action gets one.
+
+        Raises `ExchangeError`, `KubeconfigError`, `RequestError`.
+        """
         connect = self._context.sessions.client
         source = reading.source
         current = reading.stored.token.credentials if reading.stored else None

@@ -201,12 +201,13 @@ class TokenRenewer:
         """
         facts = self._facts(reading)
         outcomes = dict[Action, Outcome]()
+        latest = reading
         while action := next_action(facts, outcomes, state.tries):
             try:
-                if action is Action.EXCHANGE and reading.source.credentials is not None:
-                    secret = await self._secrets.hold(reading.identity, reading.secret)
-                    reading = replace(reading, secret=secret)
-                attempt = await self._issuer.perform(reading, action)
+                if action is Action.EXCHANGE and latest.source.credentials is not None:
+                    secret = await self._secrets.hold(latest.identity, latest.secret)
+                    latest = replace(latest, secret=secret)
+                attempt = await self._issuer.perform(latest, action)
             except Conflict:
                 raise
             except RequestError as error:
@@ -218,11 +219,9 @@ class TokenRenewer:
                 log.info("%s %s: %s: %s", _KIND, reading.name, action.value, attempt.problem)
             elif action is Action.PROBE:
                 self._identities.renewed.rejected.pop(reading.name, None)
-            if attempt.token is not None and reading.secret is not None:
-                reading = await self._store(
-                    reading, reading.secret, action, attempt.token, facts.now
-                )
-        return reading, outcomes
+            if attempt.token is not None and latest.secret is not None:
+                latest = await self._store(latest, latest.secret, action, attempt.token, facts.now)
+        return latest, outcomes
 
     async def _apply(
         self, reading: Reading, outcomes: dict[Action, Outcome], state: _State

@@ -116,14 +116,19 @@ class TokenSecrets:
         It is written before a token is issued, because a token that cannot be stored could not be
         revoked either. Raises `Conflict` if others wrote the Secret, `RequestError`.
         """
-        if secret is None:
-            key = self._identities.renewed.key_of(identity["metadata"]["name"])
-            # Without the right to patch, the provider could never remove a finalizer.
-            owners = {"ownerReferences": _metadata(identity, {})["ownerReferences"]}
-            metadata = {**owners, "name": key.name, "namespace": key.namespace}
-            obj = {"metadata": metadata, "type": SECRET_TYPE}
-            secret = await self._context.client.create(SECRETS, obj)
-        return await self._patch(identity, secret, {})
+        present = secret or await self._create(identity)
+        return await self._patch(identity, present, {})
+
+    async def _create(self, identity: Obj) -> Obj:
+        """Create the provider's Secret, without the finalizer.
+
+        The finalizer is patched next: without the right to patch, it could never be removed.
+        """
+        key = self._identities.renewed.key_of(identity["metadata"]["name"])
+        owners = {"ownerReferences": _metadata(identity, {})["ownerReferences"]}
+        metadata = {**owners, "name": key.name, "namespace": key.namespace}
+        obj = {"metadata": metadata, "type": SECRET_TYPE}
+        return await self._context.client.create(SECRETS, obj)
 
     async def store(self, identity: Obj, secret: Obj, token: Token, issued: Issued) -> Obj:
         """Write a token into the provider's Secret. Raises `Conflict` if others wrote it."""
@@ -139,13 +144,17 @@ class TokenSecrets:
     async def _patch(
         self, identity: Obj, secret: Obj, data: Obj, issued: Issued | None = None
     ) -> Obj:
-        before = secret["metadata"]
-        metadata = {
-            **_metadata(identity, before),
-            **({"annotations": issued.annotations()} if issued else {}),
-            "resourceVersion": before["resourceVersion"],
-        }
-        obj = {"metadata": metadata, **({"data": data} if data else {})}
+        """Write finalizer and owner, and on request the token and its record.
+
+        Raises `Conflict` if others wrote the Secret.
+        """
+        metadata = _metadata(identity, secret["metadata"])
+        metadata["resourceVersion"] = secret["metadata"]["resourceVersion"]
+        if issued:
+            metadata["annotations"] = issued.annotations()
+        obj: Obj = {"metadata": metadata}
+        if data:
+            obj["data"] = data
         key = key_of(secret)
         patched = await self._context.client.patch(SECRETS, key.name, key.namespace, obj)
         self._context.caches.secrets.observe(patched)

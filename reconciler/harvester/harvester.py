@@ -77,6 +77,7 @@ class Probe:
         self._report(type(error).__name__)
 
     def _handle_probe_answer(self) -> None:
+        """Let all watches that have failed retry now, because Harvester answers."""
         if self._waiting:
             self._waiting = False
             for informer in self._others():
@@ -84,6 +85,7 @@ class Probe:
         self._report("answers")
 
     def _report(self, health: str) -> None:
+        """Call `on_health` if the health differs from what was reported last."""
         if health != self._health:
             self._health = health
             self._on_health()

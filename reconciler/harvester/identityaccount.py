@@ -123,15 +123,15 @@ async def create(
     if expires_in:
         key = Key(account.namespace, account.name)
         token = await expiring_token(client, key, expires_in)
-        ca = await published_ca(client, account.namespace) or ca
+        server_ca = await published_ca(client, account.namespace) or ca
     else:
         secret = await wait_for_token(client, Key(account.namespace, account.token_secret))
         token = base64.b64decode(secret["data"]["token"]).decode()
-        ca = base64.b64decode(secret["data"]["ca.crt"]).decode()
+        server_ca = base64.b64decode(secret["data"]["ca.crt"]).decode()
 
     # A kubeconfig that does not work must not reach the management cluster.
     namespace = account.targets[0] if account.targets else "default"
-    content = kubeconfig(server=server, ca=ca, token=token, namespace=namespace)
+    content = kubeconfig(server=server, ca=server_ca, token=token, namespace=namespace)
     probe = parse_kubeconfig(content).client(name="harvester")
     try:
         await probe.get(NAMESPACES, "kube-system")

@@ -59,10 +59,10 @@ def command_for(
     """
     # The command names the target namespace, so that a new account never gets rights in all
     # namespaces.
-    more = " --create-ip-pools" if pools else ""
-    more += f" --import-images {images}" if images else ""
-    more += " --back-up-vms" if backups else ""
-    command = remedies.GRANT_RIGHTS(target=target, more=more)
+    flags = " --create-ip-pools" if pools else ""
+    flags += f" --import-images {images}" if images else ""
+    flags += " --back-up-vms" if backups else ""
+    command = remedies.GRANT_RIGHTS(target=target, more=flags)
     return (
         f"; an administrator of Harvester can grant it: {command}, with --name and --namespace of "
         "the account"

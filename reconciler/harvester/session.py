@@ -371,6 +371,7 @@ class Session(ClusterWideCaches):
         await self._sharing.review(self._all_views())
 
     def _all_views(self) -> list[View]:
+        """Return the views of cluster-wide collections and of all target namespaces."""
         views = list(self._views.values())
         for namespace in self.namespaces.values():
             views += namespace.views
@@ -389,6 +390,7 @@ class Session(ClusterWideCaches):
             self._wake.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task that ends with the session."""
         # An empty context keeps the name of the cluster whose reconcile opened the session out of
         # the session's log.
         task = asyncio.create_task(work, context=contextvars.Context())
