@@ -73,6 +73,19 @@ def test_limit_of_a_harvester_requeues_its_clusters() -> None:
     assert len(fixture.clusters) == 1
 
 
+@pytest.mark.parametrize("condition", [("Synchronized", "False"), ("Failure", "True")])
+def test_refusal_of_kubevirt_requeues_the_machine_once(condition: tuple[str, str]) -> None:
+    """KubeVirt creates no Pod for a device that is not permitted, and the VM stays "Starting"."""
+
+    def starting(*messages: str) -> Obj:
+        kind, status = condition
+        conditions = [{"type": kind, "status": status, "message": message} for message in messages]
+        return vm({"printableStatus": "Starting", "conditions": conditions})
+
+    assert Fixture().vm(starting(), starting("GPU is not permitted"))
+    assert not Fixture().vm(starting("one host"), starting("two hosts"))
+
+
 def test_vm_without_status_does_not_requeue_its_machine() -> None:
     assert not Fixture().vm(None, vm({}))
 
@@ -88,19 +101,6 @@ def test_vm_without_status_does_not_requeue_its_machine() -> None:
 )
 def test_other_changes_of_a_vm_requeue_its_machine(old: Obj | None, new: Obj | None) -> None:
     assert Fixture().vm(old, new)
-
-
-@pytest.mark.parametrize("condition", [("Synchronized", "False"), ("Failure", "True")])
-def test_refusal_of_kubevirt_requeues_the_machine_once(condition: tuple[str, str]) -> None:
-    """KubeVirt creates no Pod for a device that is not permitted, and the VM stays "Starting"."""
-
-    def starting(*messages: str) -> Obj:
-        kind, status = condition
-        conditions = [{"type": kind, "status": status, "message": message} for message in messages]
-        return vm({"printableStatus": "Starting", "conditions": conditions})
-
-    assert Fixture().vm(starting(), starting("GPU is not permitted"))
-    assert not Fixture().vm(starting("one host"), starting("two hosts"))
 
 
 @pytest.mark.parametrize("annotations", [{PARK_ANNOTATION: "true"}, {PARKED_SINCE_ANNOTATION: "x"}, {}])
