@@ -93,7 +93,7 @@ def _report_delay(scope: ClusterScope, blocked: Blocked) -> None:
     """Report in the condition why the delivery waits, unless a token is about to expire."""
     scope.requeue_within(blocked.requeue_after)
 
-    if blocked.unknown and scope.draft.is_true(_READY):
+    if blocked.is_unknown and scope.draft.is_true(_READY):
         # The condition stays True while this process starts.
         remaining = scope.memory.additional_grace.remaining(_READY)
         if remaining:

@@ -27,7 +27,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, Unauthorized, Unreachable
 from caphv.runtime.text import off_loop
 from reconciler import triggers
-from reconciler.blocked import Blocked
+from reconciler.blocked import Blocked, Cause
 from reconciler.cluster import cloudaccount, references
 from reconciler.cluster.guestsecret import (
     digest,
@@ -64,7 +64,7 @@ async def deliver_manifest(scope: ClusterScope) -> float | None:
         scope.key, scope.context.client, CONFIG_MAPS, target
     )
     if watch is None:
-        raise _progress(f"reading ConfigMap {target}", Watched.OBJECT, unknown=True)
+        raise _progress(f"reading ConfigMap {target}", Watched.OBJECT, cause=Cause.UNKNOWN)
 
     # Nothing has to be done if this version was verified with the same inputs.
     cached = watch.get(*target)
@@ -136,11 +136,11 @@ async def deliver_secret(scope: ClusterScope, *, create: bool = True) -> float |
     client = workloads.client(scope.cluster_key)
     if client is None or not workloads.has_answered(scope.cluster_key):
         message = "waiting for the API of the workload cluster"
-        raise _progress(message, Watched.WORKLOAD, unknown=True)
+        raise _progress(message, Watched.WORKLOAD, cause=Cause.UNKNOWN)
     watch = await scope.context.object_watches.ensure(scope.key, client, SECRETS, SECRET)
     if watch is None:
         message = f"reading Secret {SECRET} of the workload cluster"
-        raise _progress(message, Watched.OBJECT, unknown=True)
+        raise _progress(message, Watched.OBJECT, cause=Cause.UNKNOWN)
 
     secret = watch.get(*SECRET)
     inputs = _inputs(scope)
@@ -301,10 +301,10 @@ def _days(duration: timedelta) -> str:
 # Reasons why a delivery is blocked
 
 
-def _progress(message: str, source: Trigger, *, unknown: bool = False) -> Blocked:
+def _progress(message: str, source: Trigger, *, cause: Cause = Cause.MISSING) -> Blocked:
     """Return the `Blocked` of a delivery that continues without a user."""
     reason = Reason.CLOUD_PROVIDER_CONFIG_IN_PROGRESS
-    return Blocked(_READY, reason, message, source, unknown=unknown)
+    return Blocked(_READY, reason, message, source, cause=cause)
 
 
 def _unreachable_workload(error: Exception) -> Blocked:

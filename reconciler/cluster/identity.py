@@ -31,7 +31,7 @@ from caphv.runtime.errors import NotFound, RequestError
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from caphv.runtime.text import off_loop
 from reconciler import metrics
-from reconciler.blocked import Blocked
+from reconciler.blocked import Blocked, Cause
 from reconciler.cluster.identityprotection import MISSING_RIGHT, RETRY_SECONDS, IdentityProtection
 from reconciler.cluster.references import (
     may_use,
@@ -289,7 +289,7 @@ def _unresolved(scope: ClusterScope, error: PermissionWithdrawn | NotRead) -> Bl
             f"{identity} cannot be read: {cause}; apply CRDs and roles of this release",
             Watched.CLUSTER_IDENTITY,
             Delay(_NOT_READ_SECONDS),
-            outage=True,
+            cause=Cause.OUTAGE,
         )
     return Blocked(
         ConditionType.HARVESTER_CONNECTION_READY,
@@ -299,7 +299,7 @@ def _unresolved(scope: ClusterScope, error: PermissionWithdrawn | NotRead) -> Bl
         Watched.SELF,
         Delay(_NOT_READ_SECONDS),
         warn=error.error is not None,
-        unknown=True,
+        cause=Cause.UNKNOWN,
     )
 
 
@@ -350,7 +350,7 @@ def secret_text(obj: Obj) -> str:
     return f"Secret of {text}" if is_cluster_identity(identity) else text
 
 
-def connection_failure(message: str, *triggers: Trigger, outage: bool = False) -> Blocked:
+def connection_failure(message: str, *triggers: Trigger, cause: Cause = Cause.MISSING) -> Blocked:
     """Return the `Blocked` of a connection until a user changes the identity.
 
     :param triggers: further triggers that end it
@@ -363,7 +363,7 @@ def connection_failure(message: str, *triggers: Trigger, outage: bool = False) -
         Watched.SELF,
         *triggers,
         warn=True,
-        outage=outage,
+        cause=cause,
     )
 
 

@@ -27,7 +27,7 @@ from caphv.runtime.errors import (
     Unreachable,
 )
 from reconciler import triggers
-from reconciler.blocked import Blocked
+from reconciler.blocked import Blocked, Cause
 from reconciler.cluster.evacuation.plan import Action, Step, next_step
 from reconciler.cluster.evacuation.reading import (
     Observation,
@@ -100,7 +100,7 @@ def _require_hosts(scope: ClusterScope) -> None:
                 Reason.HARVESTER_CONNECTION_IN_PROGRESS,
                 "reading the hosts of Harvester",
                 caches,
-                unknown=True,
+                cause=Cause.UNKNOWN,
             )
 
 

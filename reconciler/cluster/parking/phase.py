@@ -221,7 +221,7 @@ def report_blocked(scope: ClusterScope, blocked: Blocked) -> None:
 
     A Harvester that is shut down is progress, not a problem: clusters are parked for that.
     """
-    if blocked.unknown and not blocked.warn and scope.draft.has(ConditionType.PARKED):
+    if blocked.is_unknown and not blocked.warn and scope.draft.has(ConditionType.PARKED):
         return  # the provider has just started and knows less than the condition says
     if blocked.reason != Reason.PARK_BLOCKED:
         report_progress(scope, blocked.message)
