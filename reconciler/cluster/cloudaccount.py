@@ -312,12 +312,12 @@ async def _usable(scope: ClusterScope, account: Obj | None, binding: Obj | None,
     """Return whether this cluster may use the account and binding of a name on Harvester."""
     key = Key(scope.target_namespace, name)
     owner = scope.owner
-    joined = account is not None and binding is None and await _is_joined(scope, name)
-    adopt = True
-    for obj in (account, binding):
-        if obj and ownership_of(obj, owner) is Ownership.FOREIGN:
-            adopt = adopt and may_adopt(scope, obj)
-    return usable(account, binding, key, owner, adopt=adopt, joined=joined)
+    is_joined = account is not None and binding is None and await _is_joined(scope, name)
+    foreign = [
+        obj for obj in (account, binding) if obj and ownership_of(obj, owner) is Ownership.FOREIGN
+    ]
+    adopt = all(may_adopt(scope, obj) for obj in foreign)
+    return usable(account, binding, key, owner, adopt=adopt, joined=is_joined)
 
 
 class _AccountObjects(NamedTuple):

@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from caphv.api import conditions, names
 from caphv.api.identities import (
@@ -77,6 +78,13 @@ class Expiry:
     check_after: float | None = None
 
 
+class _Use(NamedTuple):
+    """The Secret that a cluster uses, and its annotation `caphv.io/reconcile-at` at that time."""
+
+    secret: Key
+    reconcile_at: str
+
+
 class Identities:
     """Read each version of an identity Secret once, and track which clusters use it.
 
@@ -88,7 +96,7 @@ class Identities:
         self._allow_insecure = allow_insecure
         self._namespace = namespace
         self._read: dict[Key, Identity] = {}
-        self._uses: dict[Key, tuple[Key, str]] = {}
+        self._uses: dict[Key, _Use] = {}
 
     async def read(self, scope: ClusterScope) -> Identity:
         """Return the identity of a cluster, from memory while its Secret has the same version.
@@ -101,13 +109,16 @@ class Identities:
         secret = permitted_secret(scope)
         self.require_namespace(secret)
 
-        use = secret, annotations_of(scope.obj).get(names.RECONCILE_AT_ANNOTATION, "")
+        use = _Use(secret, annotations_of(scope.obj).get(names.RECONCILE_AT_ANNOTATION, ""))
         listed = scope.context.caches.secrets.get(*secret)
         parsed = self._read.get(secret)
-        current = parsed and listed and parsed.version == listed["metadata"]["resourceVersion"]
-        if parsed and current and self._uses.setdefault(scope.key, use) == use:
-            _require_permission(scope, secret, parsed.metadata)
-            return parsed
+        if parsed and listed and parsed.version == listed["metadata"]["resourceVersion"]:
+            # A cluster whose use has changed reads the Secret again, although another cluster may
+            # have read this version. Its first use needs no request.
+            last_use = self._uses.setdefault(scope.key, use)
+            if last_use == use:
+                _require_permission(scope, secret, parsed.metadata)
+                return parsed
 
         try:
             full = await scope.context.client.get(SECRETS, secret.name, secret.namespace)
@@ -146,9 +157,9 @@ class Identities:
 
     def release(self, cluster: Key) -> None:
         """Release the identity of a cluster that was deleted or uses another Secret."""
-        secret, _ = self._uses.pop(cluster, (None, ""))
-        if secret and not any(used == secret for used, _ in self._uses.values()):
-            self._drop(secret)
+        former = self._uses.pop(cluster, None)
+        if former and not any(use.secret == former.secret for use in self._uses.values()):
+            self._drop(former.secret)
 
     async def _parse(self, where: str, secret: Obj, *, may_renew: bool) -> Identity:
         """Parse the kubeconfig in a Secret. Raises `Blocked` if it is invalid.

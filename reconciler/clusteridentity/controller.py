@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from caphv.api.identities import Refused, reference_of, secret_of
 from caphv.api.names import RENEWED_TOKEN_FINALIZER
@@ -80,6 +81,13 @@ class _FormerToken:
 
     stored: StoredToken
     tries: Tries
+
+
+class _Performed(NamedTuple):
+    """What actions have done: the reading with what they have stored, and how each went."""
+
+    reading: Reading
+    outcomes: dict[Action, Outcome]
 
 
 @dataclass(slots=True)
@@ -189,16 +197,13 @@ class TokenRenewer:
         if facts.token and not facts.has_ended and not self._identities.renewed.is_known(name):
             # After a restart, clusters need not wait for an attempt that may last long.
             self._use(name, uses_token=True)
-        reading, outcomes = await self._act(reading, state)
-        wait = await self._apply(reading, outcomes, state)
+        performed = await self._act(reading, state)
+        wait = await self._apply(performed.reading, performed.outcomes, state)
         await self._revoke_former(name, state)
         return Result(min([wait, *(former.tries.wait for former in state.former)]))
 
-    async def _act(self, reading: Reading, state: _State) -> tuple[Reading, dict[Action, Outcome]]:
-        """Perform actions while there are some.
-
-        Returns the reading with what the actions have stored, and the outcome of each.
-        """
+    async def _act(self, reading: Reading, state: _State) -> _Performed:
+        """Perform actions while there are some."""
         facts = self._facts(reading)
         outcomes = dict[Action, Outcome]()
         latest = reading
@@ -221,7 +226,7 @@ class TokenRenewer:
                 self._identities.renewed.rejected.pop(reading.name, None)
             if attempt.token is not None and latest.secret is not None:
                 latest = await self._store(latest, latest.secret, action, attempt.token, facts.now)
-        return latest, outcomes
+        return _Performed(latest, outcomes)
 
     async def _apply(
         self, reading: Reading, outcomes: dict[Action, Outcome], state: _State

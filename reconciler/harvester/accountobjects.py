@@ -149,15 +149,15 @@ def problem_of_namespaces(account: Account, bindings: Iterable[Obj]) -> str:
 
     :param bindings: all bindings on Harvester
     """
-    own = Key(account.namespace, account.name)
-    if own.namespace in account.targets:
-        return f"namespace {own.namespace} is one of targetNamespaces: choose another namespace"
+    key = Key(account.namespace, account.name)
+    if key.namespace in account.targets:
+        return f"namespace {key.namespace} is one of targetNamespaces: choose another namespace"
 
     for obj in bindings:
         role = text_at(obj, "roleRef", "name")
-        if role == GUESTS_ROLE and text_at(obj, "metadata", "namespace") == own.namespace:
+        if role == GUESTS_ROLE and text_at(obj, "metadata", "namespace") == key.namespace:
             return (
-                f"namespace {own.namespace} is a target namespace of another account, which may "
+                f"namespace {key.namespace} is a target namespace of another account, which may "
                 "issue tokens in it: choose another namespace"
             )
         if role != CLUSTER_WIDE_ROLE:
@@ -165,7 +165,7 @@ def problem_of_namespaces(account: Account, bindings: Iterable[Obj]) -> str:
 
         for subject in list_at(obj, "subjects"):
             other = Key(text_at(subject, "namespace"), text_at(subject, "name"))
-            if other.namespace in account.targets and other != own:
+            if other.namespace in account.targets and other != key:
                 return (
                     f"target namespace {other.namespace} has account {other} of another identity, "
                     "whose tokens this one could issue: choose another target namespace"

@@ -364,7 +364,7 @@ class AddressAllocator:
         :param ids: the ids of the requests that the write serves
         """
         version = int(patch["metadata"]["resourceVersion"])
-        before = self.group.unanswered.expect(pool, ids, version)
+        earlier = self.group.unanswered.expect(pool, ids, version)
         try:
             written = await self._writer.try_write(pool, patch)
         except ApiError as error:
@@ -372,12 +372,12 @@ class AddressAllocator:
             # of this write says nothing about it. After a fault of the server, this write may take
             # effect later, too.
             if not isinstance(error, ServerFault):
-                self.group.unanswered.settle(pool, ids, before)
+                self.group.unanswered.settle(pool, ids, earlier)
             raise
 
         # The pool now has a newer version than this write requires, so that this write, and
         # earlier ones which require the same version, cannot take effect any more.
-        newer_writes = {key: newer for key, newer in before.items() if newer > version}
+        newer_writes = {key: newer for key, newer in earlier.items() if newer > version}
         self.group.unanswered.settle(pool, ids, newer_writes)
         return written
 

@@ -309,14 +309,14 @@ def _require_rights(account: Account, bindings: list[Obj], owner: Owner, obj: Ob
             f"{remedy}"
         )
 
-    asked = accountobjects.rights_of(account, accountobjects.account_objects(account))
+    intended = accountobjects.rights_of(account, accountobjects.account_objects(account))
     present = accountobjects.rights_of(account, bindings)
     # An account of this identity here may get more rights. An account of a user must have exactly
     # the rights that are asked for, and so must that of the same identity on another management
     # cluster, as after `clusterctl move`.
     is_ours = former is not None and former.management_cluster == owner.management_cluster
     may_extend = obj is None or is_ours
-    if present == asked or (may_extend and present < asked):
+    if present == intended or (may_extend and present < intended):
         return
     raise ExchangeError(
         f"ServiceAccount {name} on Harvester {'exists, and' if obj else 'does not exist, but'} has "
@@ -338,7 +338,14 @@ def _recorded_identity(obj: Obj) -> Owner | None:
     return Owner(kind, "", name, uid, cluster) if kind and name and uid and cluster else None
 
 
-def _own_rights(account: Key, owner: Owner, bound: Obj) -> list[tuple[Resource, Obj]]:
+class _RbacObject(NamedTuple):
+    """A Role or RoleBinding, and its kind."""
+
+    resource: Resource
+    obj: Obj
+
+
+def _own_rights(account: Key, owner: Owner, bound: Obj) -> list[_RbacObject]:
     """Return role and binding that let an account renew and revoke its own tokens only.
 
     Harvester deletes them with the Secret to which the tokens are bound.
@@ -350,17 +357,17 @@ def _own_rights(account: Key, owner: Owner, bound: Obj) -> list[tuple[Resource, 
         "annotations": record(owner),
         "ownerReferences": [dependent],
     }
-    own = {"apiGroups": [""], "resources": ["serviceaccounts/token"]}
-    own |= {"resourceNames": [account.name], "verbs": ["create"]}
+    tokens = {"apiGroups": [""], "resources": ["serviceaccounts/token"]}
+    tokens |= {"resourceNames": [account.name], "verbs": ["create"]}
     secret = {"apiGroups": [""], "resources": ["secrets"]}
     secret |= {"resourceNames": [bound["name"]], "verbs": ["get", "delete"]}
 
     subject = {"kind": "ServiceAccount", "name": account.name, "namespace": account.namespace}
     reference = {"apiGroup": ROLES.group, "kind": ROLES.kind, "name": bound["name"]}
-    role = {"metadata": metadata, "rules": [own, secret]}
+    role = {"metadata": metadata, "rules": [tokens, secret]}
     binding = {"metadata": metadata, "roleRef": reference, "subjects": [subject]}
     return [
-        (resource, {"apiVersion": resource.api_version, "kind": resource.kind, **obj})
+        _RbacObject(resource, {"apiVersion": resource.api_version, "kind": resource.kind, **obj})
         for resource, obj in ((ROLES, role), (ROLE_BINDINGS, binding))
     ]
 

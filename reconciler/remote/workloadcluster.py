@@ -64,7 +64,7 @@ class _Workload:
     """The connection to one workload cluster.
 
     :param fingerprint: hash of server and credentials
-    :param volumes: cache of PersistentVolumes, None until somebody asks for reclaim policies
+    :param volumes: cache of PersistentVolumes, None until reclaim policies are asked for
     :param outage: the first error since the API has stopped to answer, None while it answers
     """
 
