@@ -182,13 +182,13 @@ def _ssh_user_root(subject: Subject) -> Iterator[Finding]:
     example="networks: [default/production, default/production]",
 )
 def _networks_unique(subject: Subject) -> Iterator[Finding]:
-    seen: set[str] = set()
+    listed_networks: set[str] = set()
     for network in subject.spec.at("networks").each():
-        if network.text and network.text in seen:
+        if network.text and network.text in listed_networks:
             yield network.problem(
                 Fault.DUPLICATE, "the VM is in this network already: name each network once"
             )
-        seen.add(network.text)
+        listed_networks.add(network.text)
 
 
 @RULES.rule(
