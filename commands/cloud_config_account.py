@@ -43,7 +43,7 @@ async def issue_content(options: TokenOptions, *, renew: bool) -> str:
     :param renew: whether to issue another token if a lasting one exists
     """
     from reconciler.harvester import guestaccount
-    from reconciler.harvester.identityaccount import api_server
+    from reconciler.harvester.kubeconfig import api_server
 
     async def issue(client: ApiClient, account: GuestAccount) -> str:
         await guestaccount.ensure(client, account)

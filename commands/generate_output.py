@@ -35,7 +35,7 @@ def identity_objects(cluster: Built, identity: str) -> list[Obj]:
     if not identity or cluster.definition is None or not cluster.definition.identity_secret:
         return []
 
-    from reconciler.harvester.identityaccount import identity_secret
+    from reconciler.harvester.identitysecrets import identity_secret
 
     return [
         identity_secret(

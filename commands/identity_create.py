@@ -21,7 +21,8 @@ from commands.options.outputfile import FileOptions, file_options, write_private
 from commands.output.echo import echo
 
 if TYPE_CHECKING:
-    from reconciler.harvester.identityaccount import Account, Existing
+    from reconciler.harvester.accountobjects import Account
+    from reconciler.harvester.identityaccount import Existing
 
 _Names = TypeVar("_Names", str, tuple[str, ...])
 
@@ -219,7 +220,8 @@ def create(
     """
     import yaml
 
-    from reconciler.harvester import identityaccount
+    from reconciler.harvester.accountobjects import Account, account_objects
+    from reconciler.harvester.identitysecrets import identity_secret, shared_identity
 
     if options.all_namespaces and options.targets:
         raise click.UsageError("--all-namespaces and --target-namespace are mutually exclusive")
@@ -228,7 +230,7 @@ def create(
     if shared and output == "kubeconfig":
         raise click.UsageError("--share-with and -o kubeconfig are mutually exclusive")
 
-    account = identityaccount.Account(
+    account = Account(
         options.name,
         options.namespace,
         options.targets,
@@ -238,7 +240,7 @@ def create(
     )
     if dry_run:
         _warn_about_scope(account)
-        objects = identityaccount.objects(account, lasting_token=not options.expires_in)
+        objects = account_objects(account, lasting_token=not options.expires_in)
         click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
         return
 
@@ -250,10 +252,10 @@ def create(
     if shared:
         source = click.get_current_context().get_parameter_source("secret_namespace")
         own = "caphv-system" if source is ParameterSource.DEFAULT else secret_namespace
-        documents = identityaccount.shared_identity(secret_name, own, content, shared)
+        documents = shared_identity(secret_name, own, content, shared)
         content = yaml.safe_dump_all(documents, sort_keys=False)
     elif output == "secret":
-        secret = identityaccount.identity_secret(secret_name, secret_namespace, content)
+        secret = identity_secret(secret_name, secret_namespace, content)
         content = yaml.safe_dump(secret, sort_keys=False)
     _write(content, target.file)
 
@@ -268,6 +270,7 @@ async def _create(account: Account, options: AccountOptions) -> str:
     from caphv.runtime.errors import RequestError
     from caphv.runtime.kubeconfig import KubeconfigError
     from reconciler.harvester import identityaccount
+    from reconciler.harvester.kubeconfig import api_server
 
     try:
         connection = await own_configuration(options.harvester_kubeconfig)
@@ -279,7 +282,7 @@ async def _create(account: Account, options: AccountOptions) -> str:
             return await identityaccount.create(
                 client,
                 account,
-                options.server or identityaccount.api_server(client.server),
+                options.server or api_server(client.server),
                 lasting_token=former is None or bool(former.token) or options.lasting_token,
                 expires_in=(options.expires_in or 0) * 24 * 3600,
                 ca=_ca_certificates(connection.tls),

@@ -45,6 +45,7 @@ class Caches:
         """
 
         def infrastructure(resource: Resource, **indexes: IndexFunction) -> Informer:
+            """Return the cache of a kind of this provider."""
             return Informer(
                 client, resource, namespace=namespace, label_selector=selector, indexes=indexes
             )
@@ -135,16 +136,14 @@ def cluster_name(obj: Obj) -> str:
 
 def _slim_secret(secret: Obj) -> Obj:
     """Return the fields of a Secret to cache: its identity, and who may refer to it."""
-    metadata = secret["metadata"]
-    kept = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp", "finalizers")
-    slim = {name: metadata[name] for name in kept if name in metadata}
-    allowed = annotations_of(secret).get(ALLOWED_NAMESPACES_ANNOTATION)
-    return {
-        "metadata": {
-            **slim,
-            **({"annotations": {ALLOWED_NAMESPACES_ANNOTATION: allowed}} if allowed else {}),
-        }
-    }
+    names = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp", "finalizers")
+    metadata = {name: secret["metadata"][name] for name in names if name in secret["metadata"]}
+    if allowed := annotations_of(secret).get(ALLOWED_NAMESPACES_ANNOTATION):
+        metadata["annotations"] = {ALLOWED_NAMESPACES_ANNOTATION: allowed}
+    return {"metadata": metadata}
+
+
+# Indexes of the caches: functions that return the values under which an index has an object.
 
 
 def _bootstrap_secret(machine: Obj) -> Iterable[str]:

@@ -130,11 +130,11 @@ class Context:
     async def patch_spec(self, informer: Informer, obj: Obj, spec: dict[str, object]) -> Obj:
         """Merge fields into the spec; return the new object."""
         metadata = obj["metadata"]
-        new = await self.client.patch(
+        patched = await self.client.patch(
             informer.resource, metadata["name"], metadata["namespace"], {"spec": spec}
         )
-        informer.observe(new)
-        return new
+        informer.observe(patched)
+        return patched
 
     async def write_status(self, informer: Informer, obj: Obj, draft: StatusDraft) -> None:
         """Write the status if it differs, as one patch.
@@ -150,28 +150,33 @@ class Context:
         # next leader.
         metadata = obj["metadata"]
         patch = {"metadata": {"resourceVersion": draft.version}, "status": status}
-        new = await self.client.patch(
+        written = await self.client.patch(
             informer.resource, metadata["name"], metadata["namespace"], patch, subresource="status"
         )
-        informer.observe(new)
+        informer.observe(written)
         news = draft.readiness_news()
-        draft.confirm(new)
+        draft.confirm(written)
         if news:
             log.info("%s is %s", informer.resource.kind, news)
 
     def _log_life(self, informer: Informer, state: str) -> None:
+        """Log that an object is new or deleted, as its finalizer shows.
+
+        :param state: `new` or `deleted`
+        """
         # The finalizer of an identity Secret may be set and removed while the Secret exists.
         if informer is not self.caches.secrets:
             log.info("%s is %s", informer.resource.kind, state)
 
     async def _patch_finalizers(self, informer: Informer, obj: Obj, finalizers: list[str]) -> None:
+        """Replace the finalizers of an object, unless it has changed. Raises `Conflict`."""
         metadata = obj["metadata"]
         # Other controllers write the same list. Without the precondition, this patch could remove
         # their finalizers.
         patch = {
             "metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": finalizers}
         }
-        new = await self.client.patch(
+        patched = await self.client.patch(
             informer.resource, metadata["name"], metadata["namespace"], patch
         )
-        informer.observe(new)
+        informer.observe(patched)

@@ -267,6 +267,7 @@ class EventHandlers:
             self._templates.add(key_of(template))
 
     def _add_machines_of(self, cluster: Obj | None, *, control_plane: bool = False) -> None:
+        """Enqueue the machines of a cluster, on request only those of its control plane."""
         if cluster is None:
             return
         for machine in self._caches.machines_of(cluster):

@@ -227,10 +227,12 @@ class Provider:
             delay = min(delay * 2, 15)
 
     async def _start(self) -> None:
+        """Connect the event handlers."""
         # Only the leader reconciles, so only the leader needs the handlers that feed the queues.
         EventHandlers(self.context).connect()
 
     async def _stop(self) -> None:
+        """Send the Events that are queued, and close all connections."""
         await self.context.events.flush()
         await self.context.rancher.close()
         await self.context.cluster_identities.close()
@@ -324,6 +326,7 @@ class Groups:
 
 
 def _election(client: ApiClient, options: ProviderOptions) -> LeaderElection | None:
+    """Return the election of a leader, None if the options do not ask for one."""
     if not options.leader_elect:
         return None
     # Deployments that share the load by filter or namespace each elect a leader of their own.
@@ -332,6 +335,7 @@ def _election(client: ApiClient, options: ProviderOptions) -> LeaderElection | N
 
 
 def _heartbeat(client: ApiClient, options: ProviderOptions) -> Heartbeat:
+    """Return the heartbeat of a process that elects no leader."""
     name = _lease_name(names.HEARTBEAT_LEASE, options)
     return Heartbeat(client, namespace=own_namespace(), name=name, identity=_identity())
 
@@ -344,4 +348,5 @@ def _lease_name(lease: str, options: ProviderOptions) -> str:
 
 
 def _identity() -> str:
+    """Return the name of this process in a Lease."""
     return f"{socket.gethostname()}_{uuid.uuid4()}"

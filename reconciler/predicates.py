@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView
-from typing import Any
 
 from caphv.api import clusterapi, conditions, ippool, names
 from caphv.api.guestparts import hotplugged_claims, used_claims
@@ -25,6 +24,9 @@ from reconciler.machine.node import initialization
 from reconciler.machine.vmstatus import is_agent_connected, is_paused
 from reconciler.machinetemplate.controller import ARCHITECTURE
 
+Fields = list[object]
+"""The values of the fields that matter, in a fixed order. They are compared, and never read."""
+
 _METADATA = (
     "generation",
     "deletionTimestamp",
@@ -35,12 +37,12 @@ _METADATA = (
 )
 
 
-def differs(change: Change, fields: Callable[[Obj], Any]) -> bool:
+def differs(change: Change, fields: Callable[[Obj], object]) -> bool:
     """Return whether an object appeared, was deleted, or has changed in fields that matter."""
     return change.old is None or change.new is None or fields(change.old) != fields(change.new)
 
 
-def image_fields(image: Obj) -> list[Any]:
+def image_fields(image: Obj) -> Fields:
     """Return the fields of a VirtualMachineImage that machines and clusters read.
 
     Harvester writes the progress of an import in steps of 1 %, and conditions report each tenth.
@@ -52,25 +54,25 @@ def image_fields(image: Obj) -> list[Any]:
     return [image["metadata"].get("labels"), deleted, image.get("spec"), status]
 
 
-def metadata_fields(obj: Obj) -> list[Any]:
+def metadata_fields(obj: Obj) -> Fields:
     """Return the metadata that the reconcile of one of our objects reads."""
     return [obj["metadata"].get(name) for name in _METADATA]
 
 
-def fields_for_machines(obj: Obj) -> list[Any]:
+def fields_for_machines(obj: Obj) -> Fields:
     """Return the fields of a HarvesterCluster that its machines and templates read."""
     status = obj.get("status") or {}
     return [obj["metadata"].get("generation"), status.get("ready"), status.get("failureDomains")]
 
 
-def handover_fields(obj: Obj) -> list[Any]:
+def handover_fields(obj: Obj) -> Fields:
     """Return the fields by which a machine counts as a replacement."""
     # Cluster API sets the owner after it has created a machine, and the cache may see it later
     # still.
     return [obj["metadata"].get("ownerReferences"), at(obj, "status", "ready")]
 
 
-def failure_domain(obj: Obj) -> Any:
+def failure_domain(obj: Obj) -> object:
     """Return the failure domain in which a machine was placed."""
     return at(obj, "status", "failureDomain")
 
@@ -96,7 +98,7 @@ def has_unavailable_domain(obj: Obj) -> bool:
     return any(not domain.get("controlPlane") for domain in domains)
 
 
-def cluster_fields(obj: Obj) -> list[Any]:
+def cluster_fields(obj: Obj) -> Fields:
     """Return the fields of a Cluster that reconciles read."""
     spec = obj.get("spec") or {}
     labels = labels_of(obj)
@@ -119,7 +121,7 @@ def cluster_fields(obj: Obj) -> list[Any]:
     ]
 
 
-def machine_fields(obj: Obj) -> list[Any]:
+def machine_fields(obj: Obj) -> Fields:
     """Return the fields of a Machine that reconciles read."""
     return [
         clusterapi.bootstrap_secret_name(obj),
@@ -131,15 +133,34 @@ def machine_fields(obj: Obj) -> list[Any]:
     ]
 
 
-def vm_fields(obj: Obj) -> list[Any]:
-    """Return the fields of a VM, its instance or a disk that reconciles of machines read."""
+# Conditions by which KubeVirt reports that it does not start a VM, for example because a device is
+# not permitted. The VM may keep its `printableStatus`, and the instance its phase.
+_REFUSALS = (("Failure", "True"), ("Synchronized", "False"))
+
+
+def vm_fields(obj: Obj) -> Fields:
+    """Return the fields of a VM or its instance that reconciles of machines read.
+
+    One list serves both kinds, because a field that only one of them has is None in the other.
+    Messages of conditions are not compared, although conditions of machines repeat them: the
+    scheduler counts hosts and their resources in its message, so each change on a host would
+    requeue all machines that wait for one. `reconciler.resync` updates the message in time.
+    """
     status = obj.get("status") or {}
+    refusals = [
+        condition.get("type")
+        for condition in list_at(status, "conditions")
+        if (condition.get("type"), condition.get("status")) in _REFUSALS
+    ]
     return [
         obj["metadata"].get("uid"),
         obj["metadata"].get("deletionTimestamp"),
+        refusals,
+        # A VM: its spec, the marks of Harvester and of the provider, and its state.
         obj["metadata"].get("generation"),
         obj["metadata"].get("annotations"),
         status.get("printableStatus"),
+        # An instance: its state, host and addresses, and whether the guest answers.
         status.get("phase"),
         status.get("nodeName"),
         status.get("interfaces"),
@@ -162,12 +183,12 @@ def without_status(change: Change) -> bool:
     return added and change.resource.kind == "VirtualMachine" and not change.obj.get("status")
 
 
-def backend_fields(obj: Obj) -> list[Any]:
+def backend_fields(obj: Obj) -> Fields:
     """Return the fields of a VM or its instance that make it a backend of a load balancer."""
     return [labels_of(obj), annotations_of(obj).get(names.OWNER_UID_ANNOTATION)]
 
 
-def guest_fields(balancer: Obj) -> list[Any]:
+def guest_fields(balancer: Obj) -> Fields:
     """Return the fields of a LoadBalancer that say whose it is, and whether it stays."""
     return [
         balancer["metadata"].get("uid"),
@@ -176,7 +197,7 @@ def guest_fields(balancer: Obj) -> list[Any]:
     ]
 
 
-def volume_fields(vm: Obj) -> list[Any]:
+def volume_fields(vm: Obj) -> Fields:
     """Return the fields of a VM that say whose it is, and which volumes it has."""
     cluster = labels_of(vm).get(names.CLUSTER_LABEL)
     return [cluster, used_claims([vm]), hotplugged_claims(vm)]
@@ -190,7 +211,7 @@ _HOST_ANNOTATIONS = (
 )
 
 
-def host_fields(obj: Obj) -> list[Any]:
+def host_fields(obj: Obj) -> Fields:
     """Return the fields of a Node or Deployment on Harvester that reconciles read."""
     return [
         obj["metadata"].get("labels"),
@@ -208,9 +229,8 @@ def may_serve_more(change: Change) -> bool:
     """
     if change.old is None or change.new is None:
         return True
-    if not entries(change.old) <= entries(change.new):
-        return True
-    return pool_fields(change.old) != pool_fields(change.new)
+    has_released = bool(entries(change.old) - entries(change.new))
+    return has_released or pool_fields(change.old) != pool_fields(change.new)
 
 
 def entries(pool: Obj | None) -> ItemsView[str, str]:
@@ -218,7 +238,7 @@ def entries(pool: Obj | None) -> ItemsView[str, str]:
     return ippool.allocated(pool or {}).items()
 
 
-def pool_fields(obj: Obj) -> list[Any]:
+def pool_fields(obj: Obj) -> Fields:
     """Return the fields of an IPPool, besides allocations, that decide which addresses are free."""
     # These annotations make no address available: each allocation marks its addresses, and a write
     # that supersedes an unanswered one leaves another mark.
@@ -234,7 +254,7 @@ def architecture(obj: Obj) -> str | None:
     return labels_of(obj).get(ARCHITECTURE)
 
 
-def node_fields(obj: Obj) -> list[Any]:
+def node_fields(obj: Obj) -> Fields:
     """Return the fields of a Node of a workload cluster that reconciles of machines read."""
     # Labels are omitted. Otherwise, if another client set zone and region, too, both would
     # overwrite each other forever.
@@ -246,13 +266,16 @@ def node_fields(obj: Obj) -> list[Any]:
     ]
 
 
-def _system_uuid(node: Obj) -> Any:
+def _system_uuid(node: Obj) -> object:
     """Return the UUID by which a Node proves whose guest it is."""
     return at(node, "status", "nodeInfo", "systemUUID")
 
 
 def is_initialization(change: Change, machine: Obj) -> bool:
-    """Return whether a change completes the initialization of a Node, as our own write does."""
+    """Return whether a change completes the initialization of a Node, as our own write does.
+
+    :param machine: the HarvesterMachine of the Node, whose providerID the Node has to have
+    """
     if change.old is None or change.new is None or uid_of(change.old) != uid_of(change.new):
         return False
     if _system_uuid(change.old) != _system_uuid(change.new):
@@ -260,4 +283,5 @@ def is_initialization(change: Change, machine: Obj) -> bool:
     provider_id = change.new["spec"].get("providerID")
     if provider_id != machine["spec"].get("providerID"):
         return False
-    return not initialization(change.new, provider_id)
+    remaining_patch = initialization(change.new, provider_id)
+    return not remaining_patch

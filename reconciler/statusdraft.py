@@ -60,9 +60,10 @@ class StatusDraft:
 
     def drop(self, condition: ConditionType) -> None:
         """Remove a condition that no longer applies."""
-        kept = [c for c in self.fields.get("conditions") or [] if c.get("type") != condition]
-        if len(kept) != len(self.fields.get("conditions") or []):
-            self.fields["conditions"] = kept
+        present = self.fields.get("conditions") or []
+        remaining = [entry for entry in present if entry.get("type") != condition]
+        if len(remaining) != len(present):
+            self.fields["conditions"] = remaining
 
     def set_ready(self, ready: bool) -> None:
         """Set `status.ready`, and `initialization.provisioned` once it is true.
@@ -116,6 +117,7 @@ class StatusDraft:
     def _set(
         self, condition: ConditionType, status: conditions.Status, reason: str, message: str
     ) -> None:
+        """Set a condition in the working copy."""
         self.fields["conditions"] = conditions.set_condition(
             self.fields.get("conditions") or [],
             condition,
@@ -128,10 +130,12 @@ class StatusDraft:
 
 
 def _ready_condition(status: Obj) -> Obj:
+    """Return condition `Ready`, empty without it."""
     return conditions.get_condition(status.get("conditions") or [], ConditionType.READY) or {}
 
 
 def _copy(status: Obj) -> Obj:
+    """Return a deep copy of a status."""
     # A round trip through JSON costs a twentieth of copy.deepcopy, which took a tenth of the time
     # of a reconcile.
     copied: Obj = orjson.loads(orjson.dumps(status))  # noqa: TID251 - our own object

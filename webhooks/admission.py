@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from caphv.api import names
 from caphv.api.bounds import beyond
@@ -213,8 +213,8 @@ def defaults(review: Review) -> list[Obj]:
 
 def _endpoint(kind: str, obj: Obj | None) -> Field:
     """Return the endpoint of a cluster or a template, without a value if there is no object."""
-    obj = obj if isinstance(obj, dict) else {}
-    return Subject.of(kind, obj).spec.at("controlPlaneEndpoint")
+    subject = Subject.of(kind, obj if isinstance(obj, dict) else {})
+    return subject.spec.at("controlPlaneEndpoint")
 
 
 def _findings(
@@ -256,6 +256,7 @@ def _size_findings(obj: Obj) -> Iterator[Finding]:
 
 
 def _rule_findings(subject: Subject, without: Collection[str]) -> Iterator[Finding]:
+    """Yield the findings of all rules about the kind of a subject, except for some rules."""
     # Skip rules without their fields. A rule costs a microsecond, and most objects have few fields.
     present = set(subject.spec.mapping)
     if subject.old:
@@ -283,22 +284,31 @@ def _tolerate_older(
     findings: Iterable[Finding], older_findings: Iterable[Finding]
 ) -> Iterator[Finding]:
     """Yield the findings, but as warnings if the older object had the same fault."""
-    tolerated = Counter(_identity(finding) for finding in older_findings)
+    tolerated = Counter(_FaultKey.of(finding) for finding in older_findings)
     for finding in findings:
-        identity = _identity(finding)
-        yield as_advice(finding) if tolerated[identity] > 0 else finding
+        key = _FaultKey.of(finding)
+        yield as_advice(finding) if tolerated[key] > 0 else finding
         # If one of two equal faults existed before, the second one is new.
-        tolerated[identity] -= 1
+        tolerated[key] -= 1
 
 
-def _identity(finding: Finding) -> tuple[Any, ...]:
-    """Return a key that is equal for two findings of the same fault.
+class _FaultKey(NamedTuple):
+    """A key that is equal for two findings of the same fault, before and after a change.
 
-    It omits positions in lists, because they depend on the items before them.
+    :param path: path of the field with `*` for positions in lists, because a position depends on
+        the items before it
+    :param value: text of the value, which may be a list or a mapping
     """
-    path = tuple("*" if isinstance(part, int) else part for part in finding.path)
-    # A value may be a list or a mapping, which cannot be part of a key.
-    return finding.rule, path, repr(finding.value)
+
+    rule: str
+    path: tuple[str, ...]
+    value: str
+
+    @classmethod
+    def of(cls, finding: Finding) -> _FaultKey:
+        """Return the key of a finding."""
+        path = tuple("*" if isinstance(part, int) else part for part in finding.path)
+        return cls(finding.rule, path, repr(finding.value))
 
 
 def _existed_before(subject: Subject) -> bool:
@@ -318,4 +328,5 @@ def _existed_before(subject: Subject) -> bool:
 
 
 def _is_being_deleted(obj: Obj) -> bool:
+    """Return whether an object is being deleted. Unlike `being_deleted`, accept any metadata."""
     return bool(at(obj, "metadata", "deletionTimestamp"))

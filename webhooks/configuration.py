@@ -18,6 +18,7 @@ import binascii
 import re
 from collections.abc import Mapping
 from copy import deepcopy
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from caphv.api.names import GROUP, VERSIONS
@@ -92,7 +93,9 @@ def repair(current: Obj, intended: Obj, authority: bytes, *, first: bool) -> Obj
     """
     repaired = deepcopy(current)
     bundle = _bundle(current)
-    if first and not _targets(intended).items() <= _targets(current).items():
+    present = _targets(current)
+    is_complete = all(present.get(name) == target for name, target in _targets(intended).items())
+    if first and not is_complete:
         repaired["webhooks"] = deepcopy(intended["webhooks"])
     if INJECT_ANNOTATION not in annotations_of(current):
         bundle = _add_authority(bundle, authority)
@@ -127,6 +130,7 @@ def recreate(last: Obj | None, intended: Obj, authority: bytes) -> Obj:
 
 
 def _configuration(webhook: Webhook, target: Obj, annotations: Mapping[str, str]) -> Obj:
+    """Return one webhook configuration, with a webhook for each kind and version."""
     metadata: Obj = {"name": NAMES[webhook], "labels": dict(_LABELS)}
     if annotations:
         metadata["annotations"] = dict(annotations)
@@ -182,6 +186,7 @@ def _webhook(webhook: Webhook, target: Obj, version: str, kind: str) -> Obj:
 
 
 def _with_path(target: Obj, path: str) -> Obj:
+    """Return the client config of the webhook at a path."""
     config = deepcopy(target)
     if "url" in config:
         config["url"] += path
@@ -190,19 +195,29 @@ def _with_path(target: Obj, path: str) -> Obj:
     return config
 
 
-def _targets(configuration: Obj) -> dict[str, tuple[str, ...]]:
-    """Return the target of each webhook, in a form that API server defaults do not change."""
-    targets: dict[str, tuple[str, ...]] = {}
+class _Target(NamedTuple):
+    """Where a webhook sends reviews, in a form that defaults of the API server do not change."""
+
+    url: str
+    namespace: str
+    service: str
+    path: str
+    port: str
+
+
+def _targets(configuration: Obj) -> dict[str, _Target]:
+    """Return the target of each webhook by its name."""
+    targets: dict[str, _Target] = {}
     for webhook in configuration.get("webhooks") or ():
         config = webhook["clientConfig"]
         service = config.get("service") or {}
-        targets[webhook["name"]] = (
-            config.get("url", ""),
-            str(service.get("namespace", "")),
-            str(service.get("name", "")),
-            str(service.get("path", "")),
+        targets[webhook["name"]] = _Target(
+            url=config.get("url", ""),
+            namespace=str(service.get("namespace", "")),
+            service=str(service.get("name", "")),
+            path=str(service.get("path", "")),
             # The API server fills in this port by default.
-            str(service.get("port", 443)),
+            port=str(service.get("port", 443)),
         )
     return targets
 
@@ -216,6 +231,7 @@ def _bundle(configuration: Obj) -> str:
 
 
 def _set_bundle(configuration: Obj, bundle: str) -> None:
+    """Set the CAs of all webhooks, unless there are none."""
     if bundle:
         for webhook in configuration["webhooks"]:
             webhook["clientConfig"]["caBundle"] = bundle

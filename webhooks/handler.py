@@ -153,6 +153,7 @@ def _request(body: bytes | bytearray) -> Obj:
 
 
 def _text(request: Obj, field: str) -> str:
+    """Return a text of the request. Raises `BadReview` without it."""
     value = request.get(field)
     if not isinstance(value, str) or not value:
         raise BadReview(f"request.{field}: Required value: a string")
@@ -160,6 +161,10 @@ def _text(request: Obj, field: str) -> str:
 
 
 def _object(parent: Obj, field: str, *, path: str = "") -> Obj:
+    """Return an object in the request. Raises `BadReview` without it.
+
+    :param path: how the error names the field, by default as one of the request
+    """
     value = parent.get(field)
     if not isinstance(value, dict):
         raise BadReview(f"{path or 'request.' + field}: Required value: an object")
@@ -194,6 +199,7 @@ def _validate(uid: str, review: Review, name: str) -> Answer:
 
 
 def _cause(finding: Finding) -> Obj:
+    """Return a finding as a cause in the details of a Status."""
     # kubectl writes field and message with a colon between them.
     field = finding.field
     message = str(finding).removeprefix(f"{field}: ")
@@ -225,7 +231,7 @@ def _printable(text: str) -> str:
 
 
 def _cut(text: str, length: int) -> str:
-    """Return at most `size` bytes of a text."""
+    """Return a text of at most `length` bytes, with an ellipsis at the end of one that was cut."""
     encoded = text.encode()
     if len(encoded) <= length:
         return text
@@ -233,6 +239,7 @@ def _cut(text: str, length: int) -> str:
 
 
 def _patch_response(uid: str, operations: Sequence[Obj]) -> bytes:
+    """Return the body of an answer that changes the object by a JSON Patch, if there is one."""
     if not operations:
         return _response(uid, True)
     # An API server requires patch and patchType together.

@@ -7,6 +7,15 @@ import contextlib
 import itertools
 from bisect import insort
 from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+
+class _Ticket(NamedTuple):
+    """A body that waits for room. Tickets sort by size; the number keeps equal sizes in order."""
+
+    size: int
+    number: int
+    admitted: asyncio.Event
 
 
 class LargeBodies:
@@ -14,32 +23,32 @@ class LargeBodies:
 
     def __init__(self, capacity: int) -> None:
         self._free = capacity
-        self._waiting: list[tuple[int, int, asyncio.Event]] = []
+        # Sorted, so that the smallest body comes first.
+        self._waiting: list[_Ticket] = []
         self._numbers = itertools.count()
 
     @contextlib.asynccontextmanager
     async def room(self, size: int, seconds: float) -> AsyncIterator[None]:
         """Reserve `size` bytes. Raises `TimeoutError` if they are not free within `seconds`."""
-        admitted = asyncio.Event()
-        # The number keeps bodies of the same size in order.
-        ticket = (size, next(self._numbers), admitted)
+        ticket = _Ticket(size, next(self._numbers), asyncio.Event())
         insort(self._waiting, ticket)
         self._admit()
 
         try:
             async with asyncio.timeout(seconds):
-                await admitted.wait()
+                await ticket.admitted.wait()
             yield
         finally:
             # The body may have been admitted right when its time ran out.
-            if admitted.is_set():
+            if ticket.admitted.is_set():
                 self._free += size
                 self._admit()
             else:
                 self._waiting.remove(ticket)
 
     def _admit(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self._free:
-            size, _, admitted = self._waiting.pop(0)
-            self._free -= size
-            admitted.set()
+        """Admit the smallest waiting bodies for which there is room."""
+        while self._waiting and self._waiting[0].size <= self._free:
+            ticket = self._waiting.pop(0)
+            self._free -= ticket.size
+            ticket.admitted.set()

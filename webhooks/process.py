@@ -35,6 +35,7 @@ def child_process(settings: ServerSettings) -> ChildProcess:
 
 
 async def _serve(settings: ServerSettings) -> None:
+    """Serve until the parent process ends this one. Raises `OSError` if the server fails."""
     server = WebhookServer(
         settings.address, Path(settings.folder), cross_namespace=settings.cross_namespace_refs
     )

@@ -146,11 +146,13 @@ class _RegisteredConfiguration:
             await self._repair(authority)
 
     def _postpone_recreation(self, change: Change) -> None:
+        """Wait after a deletion: if an uninstallation causes it, this process ends before."""
         if change.new is None:
             self._recreate_at = time.monotonic() + _RESTORE_SECONDS
             log.info("%s was deleted and is recreated in %.0f s", self._name, _RESTORE_SECONDS)
 
     async def _recreate(self, authority: bytes) -> None:
+        """Create the configuration that is missing, with these CAs."""
         new = recreate(self._last, self._intended, authority)
         try:
             # Use apply, because a role can limit creation to a name only for requests that name
@@ -164,6 +166,7 @@ class _RegisteredConfiguration:
         self._remember(created, authority)
 
     async def _repair(self, authority: bytes) -> None:
+        """Read the configuration, and replace it if it needs a repair or lacks these CAs."""
         try:
             current = await self._client.get(self._resource, self._name)
             new = repair(current, self._intended, authority, first=self._last is None)
@@ -180,6 +183,7 @@ class _RegisteredConfiguration:
             self._remember(current, authority)
 
     def _remember(self, configuration: Obj, authority: bytes) -> None:
+        """Record that the configuration on the server was checked with these CAs."""
         self._last = configuration
         self._checked = (configuration["metadata"]["resourceVersion"], authority)
         # Otherwise the watch would report our own write as a change, and cause another read.

@@ -141,5 +141,5 @@ def _origin(error: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
 
-    place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "nowhere"
-    return f"{type(error).__name__} at {place}"
+    location = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "nowhere"
+    return f"{type(error).__name__} at {location}"

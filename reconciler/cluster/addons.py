@@ -98,6 +98,7 @@ async def _missing(client: ApiClient, *, csi: bool) -> list[str]:
 
 
 async def _exists(client: ApiClient, resource: Resource, name: str, namespace: str = "") -> bool:
+    """Return whether an object exists."""
     try:
         await client.get(resource, name, namespace)
     except NotFound:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from caphv.api import ippool
-from caphv.api.object import Obj, at, dict_at
+from caphv.api.object import Key, Obj, at, dict_at
 from reconciler.cluster.pools import load_balancer_pool
 from reconciler.cluster.scope import ClusterScope
 
@@ -47,9 +47,9 @@ def used_source(scope: ClusterScope) -> Source | None:
 
     The most certain evidence is read first. Raises `Blocked` until caches are filled.
     """
-    place = scope.target_namespace, scope.load_balancer_name
+    key = Key(scope.target_namespace, scope.load_balancer_name)
     # An address that Harvester's controller has allocated to the LoadBalancer is certain.
-    load_balancer = scope.namespace().load_balancers.get(*place)
+    load_balancer = scope.namespace().load_balancers.get(*key)
     allocated = dict_at(load_balancer, "status", "allocatedAddress")
     # Before the LoadBalancer exists, a pool holds or once held the endpoint for this cluster.
     endpoint = at(scope.obj, "spec", "controlPlaneEndpoint", "host")
@@ -60,7 +60,7 @@ def used_source(scope: ClusterScope) -> Source | None:
         return Source("pool", pool)
 
     # For DHCP, the placeholder Service is the only evidence.
-    service = scope.require_session().services.get(*place)
+    service = scope.require_session().services.get(*key)
     by_dhcp = service is not None and service["spec"].get("loadBalancerIP") == _BY_DHCP
     return Source("dhcp") if by_dhcp or allocated.get("ip") == _BY_DHCP else None
 
@@ -96,9 +96,12 @@ def _field(cluster_spec: Obj, requested: Source, used: Source) -> str:
 
 def _pool_of(pools: Iterable[Obj], address: str | None, holder: str) -> str:
     """Return the pool in which a holder has an address, or had it before; empty for none."""
-    pools = list(pools)
-    for record in (ippool.allocated, ippool.allocated_before):
-        for pool in pools:
-            if address and record(pool).get(address) == holder:
+    if not address:
+        return ""
+    candidates = list(pools)
+    # A pool that holds the address now is better evidence than the history of any pool.
+    for holders in (ippool.allocated, ippool.allocated_before):
+        for pool in candidates:
+            if holders(pool).get(address) == holder:
                 return str(pool["metadata"]["name"])
     return ""

@@ -105,10 +105,10 @@ async def delete_backups(scope: ClusterScope) -> None:
             for backup in backups:
                 await _mark_retained(scope, backup)
             if backups:
-                scope.event("BackupsRetained", f"retained on Harvester: {_described(backups)}")
+                scope.event("BackupsRetained", f"retained on Harvester: {_describe(backups)}")
             return
-        # Some may have been in deletion for long.
-        kept = [
+        # A backup that is being deleted already may have been so for long.
+        remaining = [
             backup
             for backup in backups
             if being_deleted(backup) or not await _request_deletion(scope, backup)
@@ -121,15 +121,15 @@ async def delete_backups(scope: ClusterScope) -> None:
         scope.warning_event("BackupsKept", f"backups may remain on Harvester: {refusal}")
         return
 
-    requested = [backup for backup in backups if backup not in kept]
+    requested = [backup for backup in backups if backup not in remaining]
     if requested:
-        names = _described(requested)
+        names = _describe(requested)
         scope.event("BackupsDeleted", f"Harvester deletes {names} once its backup target answers")
-    if kept:
+    if remaining:
         scope.warning_event(
             "BackupsKept",
-            f"{_described(kept)} may remain on Harvester, whose backup target does not answer, or "
-            f"which restores a VM from them: {remedies.LIST_LEFTOVERS}",
+            f"{_describe(remaining)} may remain on Harvester, whose backup target does not answer, "
+            f"or which restores a VM from them: {remedies.LIST_LEFTOVERS}",
         )
 
 
@@ -198,9 +198,11 @@ def _reuse_check(
 ) -> bool:
     """Return whether the last check still holds, and requeue for the time when it does not."""
     check = scope.memory.backups.check
-    if check is None or check.policy != policy or not check.pending <= in_progress:
+    if check is None or check.policy != policy or wants_adoption(scope.obj):
         return False
-    if wants_adoption(scope.obj):
+    # A backup that was in progress is complete now, so that there may be one too many.
+    has_new_backup = bool(check.pending - in_progress)
+    if has_new_backup:
         return False
     if not check.refused and not scope.draft.has_reason(_CONDITION, Reason.BACKUPS_REFUSED):
         return True
@@ -235,7 +237,7 @@ async def _delete_surplus(
         if await _request_deletion(scope, backup)
     ]
     if deleted:
-        scope.event("BackupsDeleted", f"deleted as {policy.keep} are kept: {_described(deleted)}")
+        scope.event("BackupsDeleted", f"deleted as {policy.keep} are kept: {_describe(deleted)}")
     return [backup for backup in backups if backup not in deleted and not being_deleted(backup)]
 
 
@@ -292,17 +294,17 @@ def _report(scope: ClusterScope, policy: BackupPolicy | None, backups: list[Obj]
         if not backups:
             scope.draft.drop(_CONDITION)
             return
-        message = f"no more backups are made; deleted with the cluster: {_described(backups)}"
+        message = f"no more backups are made; deleted with the cluster: {_describe(backups)}"
         scope.draft.set_true(_CONDITION, message)
         return
 
-    kept = _described(backups) if backups else "no machine was replaced yet"
+    listed = _describe(backups) if backups else "no machine was replaced yet"
     failure = scope.memory.backups.failure
     if failure:
-        message = f"the VM was deleted without a backup: {failure}; backups: {kept}"
+        message = f"the VM was deleted without a backup: {failure}; backups: {listed}"
         scope.draft.set_false(_CONDITION, Reason.BACKUP_FAILED, message)
     elif not _is_failure_newer(scope, backups):
-        scope.draft.set_true(_CONDITION, kept)
+        scope.draft.set_true(_CONDITION, listed)
 
 
 def _is_failure_newer(scope: ClusterScope, backups: list[Obj]) -> bool:
@@ -319,7 +321,8 @@ def _is_failure_newer(scope: ClusterScope, backups: list[Obj]) -> bool:
     return newest <= str(reported.get("lastTransitionTime"))
 
 
-def _described(backups: list[Obj]) -> str:
+def _describe(backups: list[Obj]) -> str:
+    """Return a text that names the newest backups."""
     newest_first = sorted(backups, key=creation_order, reverse=True)
     shown = [text_at(backup, "metadata", "name") for backup in newest_first]
     return f"VirtualMachineBackup {name_some(shown, _SHOWN)}"

@@ -14,6 +14,7 @@ import base64
 import hashlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from caphv.api.names import (
     GUESTS_PREFIX,
@@ -156,8 +157,15 @@ def _lasting_token(secret: Obj, account: str) -> Credentials:
     return Credentials(token.decode(), ca.decode())
 
 
-async def bound_credentials(scope: ClusterScope, account: str) -> tuple[Credentials, datetime]:
-    """Return a new token, and the time when it expires.
+class BoundCredentials(NamedTuple):
+    """Credentials, and the time when they expire."""
+
+    credentials: Credentials
+    expires_at: datetime
+
+
+async def bound_credentials(scope: ClusterScope, account: str) -> BoundCredentials:
+    """Return a new token that expires.
 
     It asks for a lifetime of `TOKEN_SECONDS`, which Harvester may limit.
     """
@@ -180,7 +188,7 @@ async def bound_credentials(scope: ClusterScope, account: str) -> tuple[Credenti
 
     status = answer["status"]
     expires_at = datetime.fromisoformat(status["expirationTimestamp"]).astimezone(UTC)
-    return Credentials(status["token"], ca), expires_at
+    return BoundCredentials(Credentials(status["token"], ca), expires_at)
 
 
 async def server(scope: ClusterScope) -> str:
@@ -252,6 +260,7 @@ async def _delete_account(scope: ClusterScope, name: str) -> None:
 
 
 def _is_token_of(secret: Obj, account: str) -> bool:
+    """Return whether a Secret holds the token of an account."""
     holder = annotations_of(secret).get(SERVICE_ACCOUNT_ANNOTATION)
     return secret.get("type") == SERVICE_ACCOUNT_TOKEN_TYPE and holder == account
 
@@ -303,18 +312,26 @@ async def _usable(scope: ClusterScope, account: Obj | None, binding: Obj | None,
     """Return whether this cluster may use the account and binding of a name on Harvester."""
     key = Key(scope.target_namespace, name)
     owner = scope.owner
-    joined = account is not None and binding is None and await _is_joined(scope, name)
-    adopt = True
-    for obj in (account, binding):
-        if obj and ownership_of(obj, owner) is Ownership.FOREIGN:
-            adopt = adopt and may_adopt(scope, obj)
-    return usable(account, binding, key, owner, adopt=adopt, joined=joined)
+    is_joined = account is not None and binding is None and await _is_joined(scope, name)
+    foreign = [
+        obj for obj in (account, binding) if obj and ownership_of(obj, owner) is Ownership.FOREIGN
+    ]
+    adopt = all(may_adopt(scope, obj) for obj in foreign)
+    return usable(account, binding, key, owner, adopt=adopt, joined=is_joined)
 
 
-async def _read(client: ApiClient, namespace: str, name: str) -> tuple[Obj | None, Obj | None]:
-    return (
-        await _find(client, SERVICE_ACCOUNTS, name, namespace),
-        await _find(client, CLUSTER_ROLE_BINDINGS, name),
+class _AccountObjects(NamedTuple):
+    """ServiceAccount and ClusterRoleBinding of one name; None for an object that does not exist."""
+
+    account: Obj | None
+    binding: Obj | None
+
+
+async def _read(client: ApiClient, namespace: str, name: str) -> _AccountObjects:
+    """Read the objects of an account."""
+    return _AccountObjects(
+        account=await _find(client, SERVICE_ACCOUNTS, name, namespace),
+        binding=await _find(client, CLUSTER_ROLE_BINDINGS, name),
     )
 
 
@@ -345,8 +362,8 @@ async def _leave(scope: ClusterScope, name: str) -> None:
     shared = await _shared_binding(scope)
     subject = _subject(scope, name)
     if shared and subject in _subjects(shared):
-        others = [other for other in _subjects(shared) if other != subject]
-        await _write_subjects(scope, shared, others)
+        remaining = [other for other in _subjects(shared) if other != subject]
+        await _write_subjects(scope, shared, remaining)
 
 
 async def _shared_binding(scope: ClusterScope) -> Obj | None:
@@ -354,11 +371,13 @@ async def _shared_binding(scope: ClusterScope) -> Obj | None:
     client = scope.require_session().client
     name = f"{GUESTS_PREFIX}{scope.target_namespace}"
     shared = await _find(client, CLUSTER_ROLE_BINDINGS, name)
-    # `caphv identity create` has not created a binding with another role.
-    return shared if shared and shared["roleRef"] == grant(Key("", ""))["roleRef"] else None
+    # A binding to another role has the name by chance: it would give guests other rights.
+    role = grant(Key("", ""))["roleRef"]
+    return shared if shared and shared["roleRef"] == role else None
 
 
 def _subject(scope: ClusterScope, name: str) -> Obj:
+    """Return the subject of a binding for an account in the target namespace."""
     (subject,) = grant(Key(scope.target_namespace, name))["subjects"]
     return dict(subject)
 
@@ -368,6 +387,7 @@ def _subjects(binding: Obj | None) -> list[Obj]:
 
 
 async def _write_subjects(scope: ClusterScope, shared: Obj, subjects: list[Obj]) -> None:
+    """Replace the subjects of the binding for all guests of the target namespace."""
     # The patch replaces the whole list. Without the precondition, it could remove the subject of
     # another cluster that joins at the same time.
     metadata = shared["metadata"]
@@ -378,6 +398,7 @@ async def _write_subjects(scope: ClusterScope, shared: Obj, subjects: list[Obj])
 async def _find(
     client: ApiClient, resource: Resource, name: str, namespace: str = ""
 ) -> Obj | None:
+    """Return an object, None if it does not exist."""
     try:
         return await client.get(resource, name, namespace)
     except NotFound:
@@ -400,6 +421,7 @@ async def _write(client: ApiClient, resource: Resource, present: Obj | None, int
 
 
 async def _delete(client: ApiClient, resource: Resource, obj: Obj) -> None:
+    """Delete an object that was read, but none that has replaced it meanwhile."""
     metadata = obj["metadata"]
     try:
         await client.delete(

@@ -93,7 +93,7 @@ def _report_delay(scope: ClusterScope, blocked: Blocked) -> None:
     """Report in the condition why the delivery waits, unless a token is about to expire."""
     scope.requeue_within(blocked.requeue_after)
 
-    if blocked.unknown and scope.draft.is_true(_READY):
+    if blocked.is_unknown and scope.draft.is_true(_READY):
         # The condition stays True while this process starts.
         remaining = scope.memory.additional_grace.remaining(_READY)
         if remaining:
@@ -146,20 +146,24 @@ async def _restore_file(scope: ClusterScope) -> None:
 
 
 async def _renew_secret(scope: ClusterScope, why: str) -> None:
-    """Renew the token in the Secret of the workload cluster, or warn before it expires."""
+    """Renew the token in the Secret of the workload cluster, or warn before it expires.
+
+    :param why: why the phases of the cluster do not run
+    """
     await scope.context.workloads.ensure(scope.cluster_key)
     client = scope.context.workloads.client(scope.cluster_key)
     if client is None:
         return
     await scope.context.object_watches.ensure(scope.key, client, SECRETS, SECRET)
 
+    problem = why
     if _answers(scope):
         try:
             scope.requeue_within(await deliver_secret(scope, create=False))
             return
         except Blocked as blocked:
             scope.requeue_within(blocked.requeue_after)
-            why = blocked.message
+            problem = blocked.message
         except RequestError as error:
             log.warning(
                 "cannot renew the credentials of guests of HarvesterCluster %s: %s",
@@ -167,8 +171,8 @@ async def _renew_secret(scope: ClusterScope, why: str) -> None:
                 error,
             )
             scope.requeue_within(_RETRY_RENEWAL)
-            why = str(error)
-    _report_expiry(scope, why)
+            problem = str(error)
+    _report_expiry(scope, problem)
 
 
 def _answers(scope: ClusterScope) -> bool:

@@ -15,7 +15,7 @@ from caphv.runtime.errors import (
     Unreachable,
 )
 from reconciler import triggers
-from reconciler.blocked import Blocked
+from reconciler.blocked import Blocked, Cause
 from reconciler.cluster.identity import connection_failure, secret_text
 from reconciler.cluster.scope import ClusterScope
 from reconciler.triggers import Trigger, Watched
@@ -62,13 +62,14 @@ def _require_answers(scope: ClusterScope) -> None:
             Watched.SELF,
             Watched.CONNECTION,
             warn=True,
-            unknown=True,
+            cause=Cause.UNKNOWN,
         )
 
     if error:
-        outage = isinstance(error, (ServerFault, TooManyRequests))
+        is_outage = isinstance(error, (ServerFault, TooManyRequests))
+        cause = Cause.OUTAGE if is_outage else Cause.MISSING
         message = f"Harvester at {session.server} refuses: {error}"
-        raise connection_failure(message, Watched.CONNECTION, outage=outage)
+        raise connection_failure(message, Watched.CONNECTION, cause=cause)
 
 
 def _require_caches(scope: ClusterScope) -> None:
@@ -83,7 +84,7 @@ def _require_caches(scope: ClusterScope) -> None:
                 Reason.HARVESTER_CONNECTION_IN_PROGRESS,
                 f"connecting to {session.server}",
                 caches,
-                unknown=True,
+                cause=Cause.UNKNOWN,
             )
         if session.synced:
             return
@@ -105,11 +106,12 @@ def _require_deployment(scope: ClusterScope) -> None:
         return
     if session.deployment_object is None:
         problem = f"does not exist on {session.server}"
-        outage = False
+        cause = Cause.MISSING
     else:
-        problem, outage = "on Harvester is not available", True  # also during an upgrade
+        problem = "on Harvester is not available"
+        cause = Cause.OUTAGE  # also during an upgrade of Harvester
     message = f"Deployment harvester-system/harvester {problem}"
-    raise connection_failure(message, Watched.CONNECTION, outage=outage)
+    raise connection_failure(message, Watched.CONNECTION, cause=cause)
 
 
 async def ensure_namespace(scope: ClusterScope) -> None:
@@ -159,7 +161,7 @@ def report_rejection(scope: ClusterScope, *sources: Trigger) -> Blocked:
     reason = Reason.HARVESTER_AUTHENTICATION_FAILED
     scope.draft.set_false(ConditionType.IDENTITY_UP_TO_DATE, reason, message)
     return Blocked(
-        _CONNECTION, reason, message, Watched.CONNECTION, *sources, warn=True, outage=True
+        _CONNECTION, reason, message, Watched.CONNECTION, *sources, warn=True, cause=Cause.OUTAGE
     )
 
 

@@ -35,7 +35,7 @@ class Connector:
             await identity.ensure_session(scope, self._identities, self._protection)
             await connection.ensure_connection(scope)
         except Blocked as blocked:
-            self._remember_connection(scope, "" if blocked.unknown else blocked.message)
+            self._remember_connection(scope, "" if blocked.is_unknown else blocked.message)
             raise
         finally:
             limits.report_limits(scope)

@@ -115,7 +115,8 @@ class ClusterReconciler:
             report.remove_metric(scope.key)
             return await self._connector.connect_read_only(scope)
 
-        delay, failure = None, None
+        delay: float | None = None
+        failure: RequestError | None = None
         if not clusterapi.paused(None, obj):
             try:
                 delay = await follow_schedule(scope, datetime.now(UTC))
@@ -338,17 +339,18 @@ class ClusterReconciler:
         """Report why a phase waits, and requeue. Return None if this ended the deletion instead."""
         scope.requeue_within(blocked.requeue_after)
 
+        reported = blocked
         if being_deleted(scope.obj):
             if await self._end_deletion(scope, blocked):
                 return None
-            blocked = blocked.with_advice(deletion.advice(blocked))
+            reported = blocked.with_advice(deletion.advice(blocked))
         elif grace := report.seconds_of_grace(scope, blocked):
             scope.requeue_within(grace)
             return Result(requeue_after=scope.requeue_after)
 
         # The phase that renews the guests' token may not run, and the token would expire meanwhile.
-        await cloudconfig.renew_cloud_config(scope, blocked.message)
-        report.report_wait(scope, blocked)
+        await cloudconfig.renew_cloud_config(scope, reported.message)
+        report.report_wait(scope, reported)
         await self._write(scope)
         return Result(requeue_after=scope.requeue_after)
 
@@ -385,15 +387,18 @@ class ClusterReconciler:
         await self._remove_finalizer(scope.obj)
 
     async def _write(self, scope: ClusterScope) -> None:
+        """Write status and metric."""
         report.set_metric(scope)
         await self._write_status(scope)
 
     async def _write_status(self, scope: ClusterScope) -> None:
+        """Write the status, and no metric."""
         await self._context.write_status(
             self._context.caches.harvester_clusters, scope.obj, scope.draft
         )
 
     async def _remove_finalizer(self, obj: Obj) -> None:
+        """Let the API server delete a HarvesterCluster, as far as this provider is concerned."""
         try:
             await self._context.remove_finalizer(
                 self._context.caches.harvester_clusters,

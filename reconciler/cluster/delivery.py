@@ -27,7 +27,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, Unauthorized, Unreachable
 from caphv.runtime.text import off_loop
 from reconciler import triggers
-from reconciler.blocked import Blocked
+from reconciler.blocked import Blocked, Cause
 from reconciler.cluster import cloudaccount, references
 from reconciler.cluster.guestsecret import (
     digest,
@@ -43,7 +43,8 @@ from reconciler.harvester.kubeconfig import kubeconfig
 from reconciler.memory.cluster import VerifiedObject
 from reconciler.triggers import Delay, Trigger, Watched
 
-_PAUSE = 5.0
+# Seconds between two writes of the Secret in the workload cluster.
+_REWRITE_SECONDS = 5.0
 _READY = ConditionType.CLOUD_PROVIDER_CONFIG_READY
 
 
@@ -63,7 +64,7 @@ async def deliver_manifest(scope: ClusterScope) -> float | None:
         scope.key, scope.context.client, CONFIG_MAPS, target
     )
     if watch is None:
-        raise _progress(f"reading ConfigMap {target}", Watched.OBJECT, unknown=True)
+        raise _progress(f"reading ConfigMap {target}", Watched.OBJECT, cause=Cause.UNKNOWN)
 
     # Nothing has to be done if this version was verified with the same inputs.
     cached = watch.get(*target)
@@ -111,17 +112,19 @@ async def _manifest_patch(config: Obj, config_map: Obj, content: str) -> Obj | N
     manifest_key = config["manifestsConfigMapKey"]
     secret = config["cloudConfigCredentialsSecretName"]
     key = config["cloudConfigCredentialsSecretKey"]
-    old = at(config_map, "data", manifest_key) or ""
+    present = at(config_map, "data", manifest_key) or ""
     try:
-        new = await off_loop(len(old), lambda: with_credentials(old, secret, key, content))
+        intended = await off_loop(
+            len(present), lambda: with_credentials(present, secret, key, content)
+        )
     except ManifestError as error:
         target = Key(config["manifestsConfigMapNamespace"], config["manifestsConfigMapName"])
         raise _failure(f"key {manifest_key} of ConfigMap {target} {error}") from None
 
-    if new == old:
+    if intended == present:
         return None
     version = config_map["metadata"]["resourceVersion"]
-    return {"metadata": {"resourceVersion": version}, "data": {manifest_key: new}}
+    return {"metadata": {"resourceVersion": version}, "data": {manifest_key: intended}}
 
 
 async def deliver_secret(scope: ClusterScope, *, create: bool = True) -> float | None:
@@ -133,11 +136,11 @@ async def deliver_secret(scope: ClusterScope, *, create: bool = True) -> float |
     client = workloads.client(scope.cluster_key)
     if client is None or not workloads.has_answered(scope.cluster_key):
         message = "waiting for the API of the workload cluster"
-        raise _progress(message, Watched.WORKLOAD, unknown=True)
+        raise _progress(message, Watched.WORKLOAD, cause=Cause.UNKNOWN)
     watch = await scope.context.object_watches.ensure(scope.key, client, SECRETS, SECRET)
     if watch is None:
         message = f"reading Secret {SECRET} of the workload cluster"
-        raise _progress(message, Watched.OBJECT, unknown=True)
+        raise _progress(message, Watched.OBJECT, cause=Cause.UNKNOWN)
 
     secret = watch.get(*SECRET)
     inputs = _inputs(scope)
@@ -161,11 +164,11 @@ async def deliver_secret(scope: ClusterScope, *, create: bool = True) -> float |
                 return delay
 
     written_at = scope.memory.guest.secret_written_at
-    if written_at is not None and time.monotonic() - written_at < _PAUSE:
+    if written_at is not None and time.monotonic() - written_at < _REWRITE_SECONDS:
         # Another client keeps changing the Secret. Wait, because each rewrite costs a token.
         raise _progress(
             f"Secret {SECRET} of the workload cluster was modified right after it was written",
-            Delay(_PAUSE),
+            Delay(_REWRITE_SECONDS),
         )
     return await _write_secret(scope, client, watch, secret, inputs)
 
@@ -274,6 +277,7 @@ def _inputs(scope: ClusterScope) -> str:
 
 
 async def _lasting_kubeconfig(scope: ClusterScope) -> str:
+    """Return a kubeconfig with a token that never expires."""
     account = await cloudaccount.ensure_account(scope)
     return await build_kubeconfig(scope, await cloudaccount.lasting_credentials(scope, account))
 
@@ -289,6 +293,7 @@ async def build_kubeconfig(scope: ClusterScope, credentials: cloudaccount.Creden
 
 
 def _days(duration: timedelta) -> str:
+    """Return a duration in words: in days, or in hours below two days."""
     hours = duration.total_seconds() / 3600
     return f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.1f} hours"
 
@@ -296,21 +301,25 @@ def _days(duration: timedelta) -> str:
 # Reasons why a delivery is blocked
 
 
-def _progress(message: str, source: Trigger, *, unknown: bool = False) -> Blocked:
+def _progress(message: str, source: Trigger, *, cause: Cause = Cause.MISSING) -> Blocked:
+    """Return the `Blocked` of a delivery that continues without a user."""
     reason = Reason.CLOUD_PROVIDER_CONFIG_IN_PROGRESS
-    return Blocked(_READY, reason, message, source, unknown=unknown)
+    return Blocked(_READY, reason, message, source, cause=cause)
 
 
 def _unreachable_workload(error: Exception) -> Blocked:
+    """Return the `Blocked` of a delivery whose request to the workload API had no answer."""
     message = f"the API of the workload cluster does not answer: {error}"
     return _progress(message, Delay(10.0))
 
 
 def _failure(message: str) -> Blocked:
+    """Return the `Blocked` of a delivery until a user changes something."""
     reason = Reason.CLOUD_PROVIDER_CONFIG_FAILED
     return Blocked(_READY, reason, message, Watched.OBJECT, Watched.SELF, warn=True)
 
 
 def _forbidden_config_map(scope: ClusterScope, target: Key) -> Blocked:
+    """Return the `Blocked` of a ConfigMap that the cluster may not use."""
     reference = f"ConfigMap {target} of updateCloudProviderConfig"
     return _failure(references.refusal(scope, reference))

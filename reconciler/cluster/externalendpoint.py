@@ -162,11 +162,13 @@ def describe_endpoint(obj: Obj) -> str:
 
 
 def _is_reported_lost(scope: ClusterScope) -> bool:
+    """Return whether the status reports that the control plane does not answer."""
     reported = get_condition(scope.draft.fields.get("conditions") or [], _READY) or {}
     return reported.get("reason") == Reason.CONTROL_PLANE_UNREACHABLE
 
 
 def _kind_of(error: Exception) -> str:
+    """Return the kind of an error, which stays the same while its text changes."""
     return kind_of(error) if isinstance(error, RequestError) else "its answers are invalid"
 
 

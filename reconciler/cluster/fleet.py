@@ -16,10 +16,11 @@ from collections.abc import Iterable
 
 from caphv.api import names, resources
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Key, Obj, key_of, labels_of, text_at
+from caphv.api.object import Key, Obj, key_of, labels_of, text_at, uid_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import Forbidden, Invalid, NotFound, ServerFault
 from reconciler.cluster.scope import ClusterScope
+from reconciler.remote.rancher import is_externally_managed, is_owned_by_cluster
 from reconciler.triggers import RANCHER
 
 _READY = ConditionType.FLEET_INTEGRATION_READY
@@ -109,14 +110,17 @@ def fleet_labels(cluster: Obj) -> dict[str, str]:
 
 
 async def _label(scope: ClusterScope, managed: Informer, fleet: Informer) -> str:
-    """Write workspace and labels. Return the object that is still missing; empty for none."""
+    """Set workspace and labels of the cluster in Rancher and Fleet.
+
+    Returns what the cluster still waits for; empty if the labels are set.
+    """
     imports = scope.context.rancher.informer(resources.RANCHER_CLUSTERS)
     imported = imports.get(*scope.cluster_key) if imports else None
     name = managed_cluster_name(scope.cluster_key, imported, managed.store)
     cluster = managed.get("", name) if name else None
     if cluster is None:
         return "waiting for Rancher to import the cluster"
-    if cluster["external"]:
+    if is_externally_managed(cluster):
         return _wait_for_caapf(scope, fleet)
 
     workspace = cluster["spec"]["fleetWorkspaceName"]
@@ -142,12 +146,12 @@ async def _label(scope: ClusterScope, managed: Informer, fleet: Informer) -> str
 
 def _wait_for_caapf(scope: ClusterScope, fleet: Informer) -> str:
     """Return a message until CAAPF has created the Fleet Cluster; empty afterwards."""
-    owner = scope.cluster["metadata"]["uid"]
-    for obj in fleet.store:
-        if obj["metadata"]["namespace"] != scope.cluster_key.namespace:
-            continue
-        if owner in obj["owners"]:
-            return ""
+    uid = uid_of(scope.cluster)
+    namespace = scope.cluster_key.namespace
+    if any(
+        key_of(obj).namespace == namespace and is_owned_by_cluster(obj, uid) for obj in fleet.store
+    ):
+        return ""
     return (
         "waiting for CAAPF to import the cluster into Fleet: Rancher leaves that to it, "
         "because Turtles has feature use-caapf (annotation "

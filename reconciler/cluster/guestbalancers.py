@@ -116,7 +116,8 @@ def deletable_balancers(scope: ClusterScope) -> list[Obj]:
 def report_kept_balancers(scope: ClusterScope) -> None:
     """Emit an Event about LoadBalancers that may be the guest's and stay on Harvester."""
     deletable = {key_of(balancer) for balancer in deletable_balancers(scope)}
-    unproven, unfinished = [], []
+    unproven = []
+    unfinished = []
     for balancer in _balancers(scope):
         if key_of(balancer) in deletable:
             unfinished.append(balancer)
@@ -145,12 +146,13 @@ def is_forced(scope: ClusterScope) -> bool:
 
 def describe(balancers: list[Obj]) -> str:
     """Return a text that names the first LoadBalancers with their Services."""
-    shown = [_described(balancer) for balancer in sorted(balancers, key=key_of)[:5]]
-    more = f" and {len(balancers) - 5} more" if len(balancers) > 5 else ""
-    return f"LoadBalancer {', '.join(shown)}{more}"
+    shown = [_describe_one(balancer) for balancer in sorted(balancers, key=key_of)[:5]]
+    number = f" and {len(balancers) - 5} more" if len(balancers) > 5 else ""
+    return f"LoadBalancer {', '.join(shown)}{number}"
 
 
-def _described(balancer: Obj) -> str:
+def _describe_one(balancer: Obj) -> str:
+    """Return the key of a LoadBalancer, and the Service of the guest that it serves."""
     service = service_of(balancer)
     return f"{key_of(balancer)} (Service {service})" if service else str(key_of(balancer))
 
@@ -183,8 +185,10 @@ def _namesakes(scope: ClusterScope) -> Iterator[Key]:
         if other is None or other["spec"].get("targetNamespace") != scope.target_namespace:
             continue
         session = scope.context.sessions.of(key_of(other))
-        # One Harvester may have several addresses, and without a uid it may be any.
-        if session is None or not (session.uid and uid) or session.uid == uid:
+        # One Harvester may have several addresses, so its uid tells it from others. A cluster
+        # counts as a namesake while one of the uids is not known.
+        is_elsewhere = session is not None and bool(session.uid and uid) and session.uid != uid
+        if not is_elsewhere:
             yield key_of(other)
 
 
@@ -236,7 +240,7 @@ async def _delete(scope: ClusterScope, balancer: Obj) -> bool:
     except Conflict:
         return False  # what was written meanwhile may say that it is not the guest's
 
-    scope.event("GuestLoadBalancerDeleted", f"deleting LoadBalancer {_described(balancer)}")
+    scope.event("GuestLoadBalancerDeleted", f"deleting LoadBalancer {_describe_one(balancer)}")
     return informer.observe_deletion(*key, answer)
 
 

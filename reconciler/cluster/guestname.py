@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from caphv.api.labels import cluster_label
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Obj, at, key_of, labels_of
+from caphv.api.object import Key, Obj, at, key_of, labels_of
 from reconciler.blocked import Blocked
 from reconciler.caches import cluster_name
 from reconciler.cluster.scope import ClusterScope
@@ -47,8 +47,8 @@ def _holders(scope: ClusterScope) -> Iterator[str]:
     sessions = scope.context.sessions
     server = scope.require_session().server
     for obj in scope.context.caches.harvester_clusters.store:
-        same = cluster_name(obj) == scope.cluster_key.name and key_of(obj) != scope.key
-        if not same or at(obj, "spec", "targetNamespace") != scope.target_namespace:
+        has_name = cluster_name(obj) == scope.cluster_key.name and key_of(obj) != scope.key
+        if not has_name or at(obj, "spec", "targetNamespace") != scope.target_namespace:
             continue
         session = sessions.of(key_of(obj))
         if session and session.server == server and _is_first(obj, scope.obj):
@@ -65,8 +65,9 @@ def _is_first(other: Obj, obj: Obj) -> bool:
     """Return whether another cluster keeps the name, because it has run or is older."""
     if at(other, "status", "initialization", "provisioned"):
         return True
-    ages = [
-        (str(cluster["metadata"].get("creationTimestamp") or ""), key_of(cluster))
-        for cluster in (other, obj)
-    ]
-    return ages[0] < ages[1]
+    return _age(other) < _age(obj)
+
+
+def _age(obj: Obj) -> tuple[str, Key]:
+    """Return a sort key by which older clusters come first, and which no two clusters share."""
+    return str(obj["metadata"].get("creationTimestamp") or ""), key_of(obj)

@@ -10,6 +10,7 @@ import base64
 import binascii
 import hashlib
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from caphv.api import names
 from caphv.api.conditions import rfc3339
@@ -86,25 +87,31 @@ def renewal(secret: Obj, inputs: str, at: datetime) -> float | None:
     return delay if delay > 0 and notes.get(names.INPUTS_ANNOTATION) == inputs else None
 
 
-def expiry(secret: Obj) -> tuple[datetime, datetime] | None:
-    """Return when to warn about the token in our Secret (metadata), and when it expires.
+class TokenExpiry(NamedTuple):
+    """When to warn about a token, and when it expires."""
+
+    warn_at: datetime
+    expires_at: datetime
+
+
+def expiry(secret: Obj) -> TokenExpiry | None:
+    """Return when the token in our Secret (metadata) expires.
 
     Returns None if that is not known.
     """
     notes = annotations_of(secret)
     try:
         renew_at = datetime.fromisoformat(notes.get(names.RENEW_AT_ANNOTATION, "")).astimezone(UTC)
-        noted = notes.get(names.EXPIRES_AT_ANNOTATION)
-        # If Harvester did not report it, compute it: the renewal is due after two thirds of the
-        # lifetime.
-        last_third = timedelta(seconds=TOKEN_SECONDS / 3)
-        expires_at = datetime.fromisoformat(noted) if noted else renew_at + last_third
+        if reported := notes.get(names.EXPIRES_AT_ANNOTATION):
+            expires_at = datetime.fromisoformat(reported).astimezone(UTC)
+        else:
+            # The renewal is due after two thirds of the lifetime.
+            expires_at = renew_at + timedelta(seconds=TOKEN_SECONDS / 3)
     except (ValueError, TypeError, OverflowError):
         return None
 
     # The warning is due halfway between the time of the renewal and the end.
-    expires_at = expires_at.astimezone(UTC)
-    return renew_at + (expires_at - renew_at) / 2, expires_at
+    return TokenExpiry(renew_at + (expires_at - renew_at) / 2, expires_at)
 
 
 def digest(data: bytes) -> str:

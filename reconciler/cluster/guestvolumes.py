@@ -101,20 +101,22 @@ async def record_volumes(scope: ClusterScope) -> bool:
     if not records_all and not any(map(proof_entries, scope.namespace().claims.store)):
         return True
 
-    complete, policies = True, None
+    policies = None
     if deletes_volumes(scope):
         policies = scope.context.workloads.reclaim_policies(scope.cluster_key)
     claims = scope.namespace().claims
     guest = guest_of(scope)
     users = _users(scope, guest)
+    is_complete = True
     for name in {*users, *(claim["metadata"]["name"] for claim in _own_claims(scope))}:
         claim = claims.get(scope.target_namespace, name)
         if claim is None:
             if records_all:
                 scope.requeue_within(_RETRY)  # it does not exist, or its event comes soon
         elif not being_deleted(claim) and (records_all or proof_entries(claim)):
-            complete &= await _record(scope, guest, claim, users.get(name, []), policies)
-    return complete
+            is_recorded = await _record(scope, guest, claim, users.get(name, []), policies)
+            is_complete = is_complete and is_recorded
+    return is_complete
 
 
 def _wait_for_last_report(scope: ClusterScope) -> bool:
@@ -196,14 +198,15 @@ def _require_accepted(scope: ClusterScope, refused: list[Obj]) -> None:
 def report_kept_volumes(scope: ClusterScope) -> None:
     """Emit Events about volumes of the guest that stay on Harvester, with the reason for each."""
     remaining = []
-    kept = defaultdict(list)
+    claims_by_reason = defaultdict(list)
     for claim in _own_claims(scope):
         if being_deleted(claim):
             remaining.append(claim)
         else:
             refusal = scope.memory.volumes.refused.get(uid_of(claim))
             message = refusal.message if refusal else ""
-            kept[_why_kept(scope, claim) or f"Harvester refused: {message}"].append(claim)
+            reason = _why_kept(scope, claim) or f"Harvester refused: {message}"
+            claims_by_reason[reason].append(claim)
 
     if remaining:
         scope.warning_event(
@@ -211,8 +214,11 @@ def report_kept_volumes(scope: ClusterScope) -> None:
             f"Harvester has not deleted {_list_names(remaining)} in namespace "
             f"{scope.target_namespace}, which are being deleted; see their finalizers",
         )
-    if kept:
-        reasons = "; ".join(f"{_list_names(claims)}: {why}" for why, claims in sorted(kept.items()))
+    if claims_by_reason:
+        reasons = "; ".join(
+            f"{_list_names(claims)}: {reason}"
+            for reason, claims in sorted(claims_by_reason.items())
+        )
         scope.warning_event(
             "GuestVolumesKept",
             f"kept volumes of the guest on Harvester, in namespace {scope.target_namespace}: "
@@ -221,10 +227,12 @@ def report_kept_volumes(scope: ClusterScope) -> None:
 
 
 def _is_deleted(scope: ClusterScope) -> bool:
+    """Return whether Cluster or HarvesterCluster is being deleted."""
     return being_deleted(scope.cluster) or being_deleted(scope.obj)
 
 
 def _deleted_at(scope: ClusterScope) -> str:
+    """Return since when a cluster is being deleted."""
     metadata = scope.cluster["metadata"]
     return str(metadata.get("deletionTimestamp") or scope.obj["metadata"]["deletionTimestamp"])
 
@@ -238,7 +246,10 @@ def _own_claims(scope: ClusterScope) -> Iterator[Obj]:
 
 
 def _users(scope: ClusterScope, guest: Guest) -> dict[str, list[Obj]]:
-    """Return the VMs that have a claim, by the name of each that is hot-plugged to a VM of ours."""
+    """Return the VMs that use a claim, by the name of the claim.
+
+    Only claims count that a VM of the guest has hot-plugged now, or that the guest has had before.
+    """
     vms = scope.namespace().vms.store
     users: dict[str, list[Obj]] = defaultdict(list)
     hotplugged: set[str] = set()
@@ -272,6 +283,8 @@ async def _record(
 
     name = claim["metadata"]["name"]
     unrecorded = scope.memory.volumes.unrecorded_claims
+    # A claim whose last record failed may name a former reclaim policy, by which it must not be
+    # deleted. A later record helps only if it was made with the present policies.
     is_policy_known = policies is not None or not deletes_volumes(scope)
     changes = _missing_annotations(scope, claim, entries, policies)
     if not changes:

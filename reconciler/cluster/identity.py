@@ -1,4 +1,7 @@
-"""Read credentials from identity Secrets, and report when they expire.
+"""Read the credentials of a HarvesterCluster, open its session, and report when they expire.
+
+A cluster names its Secret, or a HarvesterClusterIdentity: `reconciler.remote.clusteridentities`
+decides which Secret that is, and `reconciler.clusteridentity` renews the token in it.
 
 Expiry is reported ahead of time, because tokens of Rancher and Kubernetes expire without a warning,
 and then every request is refused. One delayed requeue per cluster is enough, so nothing polls.
@@ -11,6 +14,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from caphv.api import conditions, names
 from caphv.api.identities import (
@@ -28,7 +32,7 @@ from caphv.runtime.errors import NotFound, RequestError
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from caphv.runtime.text import off_loop
 from reconciler import metrics
-from reconciler.blocked import Blocked
+from reconciler.blocked import Blocked, Cause
 from reconciler.cluster.identityprotection import MISSING_RIGHT, RETRY_SECONDS, IdentityProtection
 from reconciler.cluster.references import (
     may_use,
@@ -74,6 +78,13 @@ class Expiry:
     check_after: float | None = None
 
 
+class _Use(NamedTuple):
+    """The Secret that a cluster uses, and its annotation `caphv.io/reconcile-at` at that time."""
+
+    secret: Key
+    reconcile_at: str
+
+
 class Identities:
     """Read each version of an identity Secret once, and track which clusters use it.
 
@@ -85,7 +96,7 @@ class Identities:
         self._allow_insecure = allow_insecure
         self._namespace = namespace
         self._read: dict[Key, Identity] = {}
-        self._uses: dict[Key, tuple[Key, str]] = {}
+        self._uses: dict[Key, _Use] = {}
 
     async def read(self, scope: ClusterScope) -> Identity:
         """Return the identity of a cluster, from memory while its Secret has the same version.
@@ -98,13 +109,16 @@ class Identities:
         secret = permitted_secret(scope)
         self.require_namespace(secret)
 
-        use = secret, annotations_of(scope.obj).get(names.RECONCILE_AT_ANNOTATION, "")
+        use = _Use(secret, annotations_of(scope.obj).get(names.RECONCILE_AT_ANNOTATION, ""))
         listed = scope.context.caches.secrets.get(*secret)
         parsed = self._read.get(secret)
-        current = parsed and listed and parsed.version == listed["metadata"]["resourceVersion"]
-        if parsed and current and self._uses.setdefault(scope.key, use) == use:
-            _require_permission(scope, secret, parsed.metadata)
-            return parsed
+        if parsed and listed and parsed.version == listed["metadata"]["resourceVersion"]:
+            # A cluster whose use has changed reads the Secret again, although another cluster may
+            # have read this version. Its first use needs no request.
+            last_use = self._uses.setdefault(scope.key, use)
+            if last_use == use:
+                _require_permission(scope, secret, parsed.metadata)
+                return parsed
 
         try:
             full = await scope.context.client.get(SECRETS, secret.name, secret.namespace)
@@ -143,9 +157,9 @@ class Identities:
 
     def release(self, cluster: Key) -> None:
         """Release the identity of a cluster that was deleted or uses another Secret."""
-        secret, _ = self._uses.pop(cluster, (None, ""))
-        if secret and not any(used == secret for used, _ in self._uses.values()):
-            self._drop(secret)
+        former = self._uses.pop(cluster, None)
+        if former and not any(use.secret == former.secret for use in self._uses.values()):
+            self._drop(former.secret)
 
     async def _parse(self, where: str, secret: Obj, *, may_renew: bool) -> Identity:
         """Parse the kubeconfig in a Secret. Raises `Blocked` if it is invalid.
@@ -168,16 +182,17 @@ class Identities:
             raise connection_failure(f"{where}: {error}") from None
 
         metadata = secret["metadata"]
-        kept = {
+        needed = {
             name: metadata[name]
             for name in ("namespace", "name", "annotations")
             if name in metadata
         }
         is_renewed = may_renew and secret.get("type") == SECRET_TYPE
         renewed = issued_of(secret) if is_renewed else None
-        return Identity(metadata["resourceVersion"], access, access.expires(), kept, renewed)
+        return Identity(metadata["resourceVersion"], access, access.expires(), needed, renewed)
 
     def _drop(self, secret: Key) -> None:
+        """Forget the content of a Secret, and remove its metric."""
         self._read.pop(secret, None)
         with contextlib.suppress(KeyError):
             metrics.IDENTITY_EXPIRY.remove(str(secret))
@@ -285,7 +300,7 @@ def _unresolved(scope: ClusterScope, error: PermissionWithdrawn | NotRead) -> Bl
             f"{identity} cannot be read: {cause}; apply CRDs and roles of this release",
             Watched.CLUSTER_IDENTITY,
             Delay(_NOT_READ_SECONDS),
-            outage=True,
+            cause=Cause.OUTAGE,
         )
     return Blocked(
         ConditionType.HARVESTER_CONNECTION_READY,
@@ -295,7 +310,7 @@ def _unresolved(scope: ClusterScope, error: PermissionWithdrawn | NotRead) -> Bl
         Watched.SELF,
         Delay(_NOT_READ_SECONDS),
         warn=error.error is not None,
-        unknown=True,
+        cause=Cause.UNKNOWN,
     )
 
 
@@ -346,7 +361,7 @@ def secret_text(obj: Obj) -> str:
     return f"Secret of {text}" if is_cluster_identity(identity) else text
 
 
-def connection_failure(message: str, *triggers: Trigger, outage: bool = False) -> Blocked:
+def connection_failure(message: str, *triggers: Trigger, cause: Cause = Cause.MISSING) -> Blocked:
     """Return the `Blocked` of a connection until a user changes the identity.
 
     :param triggers: further triggers that end it
@@ -359,11 +374,13 @@ def connection_failure(message: str, *triggers: Trigger, outage: bool = False) -
         Watched.SELF,
         *triggers,
         warn=True,
-        outage=outage,
+        cause=cause,
     )
 
 
 def _seconds_until(moment: datetime) -> Callable[[], float]:
+    """Return a function that returns the seconds until a moment, for a metric."""
+
     def seconds() -> float:
         return (moment - datetime.now(UTC)).total_seconds()
 

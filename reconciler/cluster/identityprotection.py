@@ -111,6 +111,7 @@ class IdentityProtection:
         return being_deleted(listed) or self._context.identity_finalizer in _finalizers(listed)
 
     async def _is_terminating(self, namespace: str) -> bool:
+        """Return whether a namespace is being deleted; False if it may not be read."""
         try:
             return being_deleted(await self._context.client.get(NAMESPACES, namespace))
         except (NotFound, Forbidden):
@@ -182,8 +183,8 @@ async def remove_all(client: ApiClient, secrets: Iterable[Obj]) -> dict[Key, str
     for secret in secrets:
         key = key_of(secret)
         metadata = secret["metadata"]
-        kept = [name for name in metadata["finalizers"] if not _ours({name})]
-        patch = {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": kept}}
+        others = [name for name in metadata["finalizers"] if not _ours({name})]
+        patch = {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": others}}
         try:
             await client.patch(SECRETS, key.name, key.namespace, patch)
         except NotFound:
@@ -194,10 +195,12 @@ async def remove_all(client: ApiClient, secrets: Iterable[Obj]) -> dict[Key, str
 
 
 def _ours(finalizers: Iterable[str]) -> bool:
+    """Return whether any of these finalizers is one of a provider of this kind."""
     return any(name.startswith(names.IDENTITY_FINALIZER_PREFIX) for name in finalizers)
 
 
 def _is_held(lease: Obj) -> bool:
+    """Return whether a Lease has a holder that has renewed it in time."""
     spec = lease.get("spec") or {}
     try:
         renewed = datetime.fromisoformat(str(spec.get("renewTime") or ""))

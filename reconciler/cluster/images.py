@@ -32,8 +32,8 @@ from caphv.runtime.errors import (
 )
 from reconciler import triggers
 from reconciler.cluster.scope import ClusterScope
-from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.importrefusals import ImportRefusals, Refusal
+from reconciler.harvester.rights import command_for
 from reconciler.machine.images import import_failure, redacted, resolve_image
 
 _CONDITION = ConditionType.IMAGES_READY
@@ -67,7 +67,7 @@ async def ensure_images(scope: ClusterScope) -> None:
     pending = []
     answers = True
     for image in declared.values():
-        state = await _ensure_image(scope, image, answers)
+        state = await _ensure_image(scope, image, answers=answers)
         answers = state.answers
         if state.failure:
             failures.append(f"{image}: {state.failure}")
@@ -114,7 +114,7 @@ def image_object(image: ImageImport) -> Obj:
     }
 
 
-async def _ensure_image(scope: ClusterScope, image: ImageImport, answers: bool) -> _ImageState:
+async def _ensure_image(scope: ClusterScope, image: ImageImport, *, answers: bool) -> _ImageState:
     """Create an image if Harvester lacks it, and return its state.
 
     :param answers: whether Harvester answered the request before
@@ -125,35 +125,37 @@ async def _ensure_image(scope: ClusterScope, image: ImageImport, answers: bool) 
         failure = import_failure(existing, image)
         return _ImageState(failure, "" if failure else existing.pending, answers)
 
-    refusals = session.import_refusals
-    refusal = refusals.of(image)
-    if refusal is None and (namesake := _find_namesake(session.images.store, image)):
+    refusal = session.import_refusals.of(image)
+    if refusal is not None:
+        return _state_after_refusal(scope, image, refusal, answers=answers)
+    if namesake := _find_namesake(session.images.store, image):
         namespace, name = key_of(namesake)
         scope.subscribe(triggers.image(session.fingerprint, namespace, name))
         return _ImageState(_describe_namesake(namesake), "", answers)
-    if refusal is None and not answers:
+    if not answers:
         # Each further request might take as long as the time-out, and the phases that follow do not
         # depend on images.
         scope.requeue_within(_RETRY_SECONDS)
         return _ImageState("", "waiting for Harvester to answer", answers)
 
-    if refusal is None:
-        try:
-            created = await session.client.create(resources.IMAGES, image_object(image))
-        except _REFUSALS as error:
-            refusal = _note(refusals, image, error)
-            answers = not isinstance(error, Unreachable | TooManyRequests)
-        else:
-            refusals.forget(image)
-            session.images.observe(created)
-            key = f"{image.namespace}/{image.object_name}"
-            scope.event(
-                "ImageImportStarted", f"Harvester imports {image} as VirtualMachineImage {key}"
-            )
-            return _ImageState("", "Harvester is importing the image", answers)
+    return await _create_image(scope, image)
 
-    scope.requeue_within(max(refusals.remaining(refusal), _MIN_SECONDS))
-    return _state_after_refusal(scope, image, refusal, answers=answers)
+
+async def _create_image(scope: ClusterScope, image: ImageImport) -> _ImageState:
+    """Have Harvester import an image, and return the state of the image."""
+    session = scope.require_session()
+    try:
+        created = await session.client.create(resources.IMAGES, image_object(image))
+    except _REFUSALS as error:
+        refusal = _note(session.import_refusals, image, error)
+        answers = not isinstance(error, Unreachable | TooManyRequests)
+        return _state_after_refusal(scope, image, refusal, answers=answers)
+
+    session.import_refusals.forget(image)
+    session.images.observe(created)
+    key = f"{image.namespace}/{image.object_name}"
+    scope.event("ImageImportStarted", f"Harvester imports {image} as VirtualMachineImage {key}")
+    return _ImageState("", "Harvester is importing the image", answers=True)
 
 
 def _find_namesake(images: Iterable[Obj], image: ImageImport) -> Obj | None:
@@ -168,6 +170,7 @@ def _find_namesake(images: Iterable[Obj], image: ImageImport) -> Obj | None:
 
 
 def _describe_namesake(other: Obj) -> str:
+    """Return why an image is not imported while another one has its name."""
     return (
         f"VirtualMachineImage {key_of(other)} of another namespace has the name that this image "
         "would get, and could share its StorageClass: delete it on Harvester, or give this image "
@@ -211,7 +214,9 @@ def _lacks_right(error: RequestError) -> bool:
 def _state_after_refusal(
     scope: ClusterScope, image: ImageImport, refusal: Refusal, *, answers: bool
 ) -> _ImageState:
-    """Return why an image cannot be imported, or what the next attempt waits for."""
+    """Requeue for the next attempt; return why the import fails, or what the attempt waits for."""
+    remaining = scope.require_session().import_refusals.remaining(refusal)
+    scope.requeue_within(max(remaining, _MIN_SECONDS))
     error = refusal.error
     if isinstance(error, ApiError):
         if not _may_end_soon(error) or refusal.attempts >= _PATIENCE:

@@ -31,7 +31,7 @@ from reconciler.cluster import adoption, refusals
 from reconciler.cluster.addresssource import Source, requested_source, used_source, why_unused
 from reconciler.cluster.endpoint import API_PORT, reserve_address
 from reconciler.cluster.scope import ClusterScope
-from reconciler.harvester.healthcheck import health_check
+from reconciler.harvester.balancerprobe import probe_settings
 from reconciler.machine.placement import CLUSTER_LABEL, control_plane_selector
 from reconciler.triggers import Watched
 
@@ -75,10 +75,12 @@ async def ensure_load_balancer(scope: ClusterScope) -> None:
         _require_address(balancer)
 
     # Do not reserve the address while Harvester deletes the LoadBalancer and releases the address.
-    lost = "" if balancer and being_deleted(balancer) else await _keep_reservation(scope)
+    reservation_error = ""
+    if balancer is None or not being_deleted(balancer):
+        reservation_error = await _keep_reservation(scope)
     warnings = {
         "LoadBalancerAddressKept": why_unused(scope.obj["spec"], used_source(scope)),
-        "AddressNotReserved": lost,
+        "AddressNotReserved": reservation_error,
     }
     _report(scope, warnings, _unreachable(scope, balancer))
 
@@ -156,7 +158,7 @@ def load_balancer_spec(
         "workloadType": "vm",
         "ipam": source.ipam,
         "listeners": listeners,
-        "healthCheck": {"port": API_PORT, **health_check(cluster_spec)},
+        "healthCheck": {"port": API_PORT, **probe_settings(cluster_spec)},
         "backendServerSelector": selector,
     }
     if config.get("description"):
@@ -214,6 +216,7 @@ def backend_selector(scope: ClusterScope, vms: list[Obj]) -> dict[str, list[str]
 
 
 def _load_balancer(scope: ClusterScope, vms: list[Obj]) -> Obj:
+    """Return the LoadBalancer to create."""
     return {
         "apiVersion": resources.LOAD_BALANCERS.api_version,
         "kind": resources.LOAD_BALANCERS.kind,
@@ -281,8 +284,10 @@ async def _keep_reservation(scope: ClusterScope) -> str:
         return ""
 
     retries = scope.memory.reservation
-    has_it = ippool.allocated(pool).get(host) == scope.reservation(scope.load_balancer_name)
-    if has_it or not ippool.contains(pool, host):
+    holder = scope.reservation(scope.load_balancer_name)
+    is_reserved = ippool.allocated(pool).get(host) == holder
+    # A pool whose ranges no longer contain the address cannot give it to anybody.
+    if is_reserved or not ippool.contains(pool, host):
         retries.reset()
         return ""
 
@@ -311,6 +316,7 @@ async def _keep_reservation(scope: ClusterScope) -> str:
 
 
 def _has_address(load_balancer: Obj) -> bool:
+    """Return whether Harvester's controller has given a LoadBalancer an address."""
     return bool(at(load_balancer, "status", "allocatedAddress", "ip"))
 
 
@@ -357,8 +363,9 @@ def _report(scope: ClusterScope, warnings: dict[str, str], unreachable: str | No
     """
     message = "; ".join(filter(None, (unreachable, *warnings.values())))
     if not scope.draft.has_message(_READY, message):
-        for reason in filter(warnings.get, warnings):
-            scope.warning_event(reason, warnings[reason])
+        for reason, warning in warnings.items():
+            if warning:
+                scope.warning_event(reason, warning)
 
     if unreachable is None:
         scope.draft.set_true(_READY, message)

@@ -9,7 +9,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -52,26 +52,36 @@ def with_credentials(manifest: str, name: str, key: str, content: str) -> str:
             secret["stringData"].pop(key, None)
         return f"{manifest[:start]}\n{yaml.safe_dump(secret, sort_keys=False)}{manifest[end:]}"
 
-    new = {
+    added = {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": name, "namespace": SECRET_NAMESPACE},
         "type": "Opaque",
         "data": {key: encoded},
     }
-    before = manifest if not manifest or manifest.endswith("\n") else f"{manifest}\n"
-    return f"{before}---\n{yaml.safe_dump(new, sort_keys=False)}"
+    is_complete = not manifest or manifest.endswith("\n")
+    present = manifest if is_complete else f"{manifest}\n"
+    return f"{present}---\n{yaml.safe_dump(added, sort_keys=False)}"
 
 
-def _documents(manifest: str) -> Iterator[tuple[int, int]]:
-    """Return start and end of each document, without its marker."""
-    marks = [*_DOCUMENT.finditer(manifest)]
-    starts = [0, *(mark.end() for mark in marks)]
-    ends = [*(mark.start() for mark in marks), len(manifest)]
-    return zip(starts, ends, strict=True)
+class _Span(NamedTuple):
+    """Where a document starts and ends in a manifest, without its marker."""
+
+    start: int
+    end: int
+
+
+def _documents(manifest: str) -> Iterator[_Span]:
+    """Yield the documents between the markers."""
+    start = 0
+    for marker in _DOCUMENT.finditer(manifest):
+        yield _Span(start, marker.start())
+        start = marker.end()
+    yield _Span(start, len(manifest))
 
 
 def _load(document: str) -> Any:
+    """Return the content of a document. Raises `ManifestError`."""
     try:
         return load_yaml(document)
     except TextError as error:
@@ -79,10 +89,10 @@ def _load(document: str) -> Any:
 
 
 def _is_secret(document: Any, name: str) -> bool:
-    if not isinstance(document, dict) or (document.get("apiVersion"), document.get("kind")) != (
-        "v1",
-        "Secret",
-    ):
+    """Return whether a document is the Secret with a name in the namespace of cloud providers."""
+    if not isinstance(document, dict):
+        return False
+    if (document.get("apiVersion"), document.get("kind")) != ("v1", "Secret"):
         return False
     metadata = document.get("metadata") or {}
     return (metadata.get("namespace"), metadata.get("name")) == (SECRET_NAMESPACE, name)

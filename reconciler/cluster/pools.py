@@ -23,8 +23,8 @@ from reconciler.blocked import Blocked
 from reconciler.cluster import adoption
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
-from reconciler.harvester.identityaccount import command_for
-from reconciler.harvester.session import Session
+from reconciler.harvester.poolmetrics import UsedPools
+from reconciler.harvester.rights import command_for
 from reconciler.machine.images import split_reference
 from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.triggers import Delay, Watched
@@ -176,6 +176,7 @@ async def _require_unused(scope: ClusterScope, pool: Obj) -> None:
 
 
 def _allocated(pool: Obj | None) -> dict[str, str]:
+    """Return the holders of addresses by address, none without a pool."""
     allocated: dict[str, str] = dict_at(pool, "status", "allocated")
     return allocated
 
@@ -186,8 +187,8 @@ def _describe_holders(scope: ClusterScope, allocated: dict[str, str]) -> str:
         f"{_describe_holder(scope, holder)} has address {address}"
         for address, holder in sorted(allocated.items())[:5]
     ]
-    more = and_more(len(allocated) - 5)
-    return ", ".join(holders) + (f"{more} have others" if more else "")
+    others = and_more(len(allocated) - 5)
+    return ", ".join(holders) + (f"{others} have others" if others else "")
 
 
 def _describe_holder(scope: ClusterScope, holder: str) -> str:
@@ -209,7 +210,7 @@ def _describe_holder(scope: ClusterScope, holder: str) -> str:
     return holder
 
 
-def used_pools(context: Context) -> Iterator[tuple[Session, list[str]]]:
+def used_pools(context: Context) -> Iterator[UsedPools]:
     """Yield the session of each HarvesterCluster, and the pools that it uses."""
     for harvester_cluster in context.caches.harvester_clusters.store:
         session = context.sessions.of(key_of(harvester_cluster))
@@ -231,7 +232,7 @@ def used_pools(context: Context) -> Iterator[tuple[Session, list[str]]]:
             network = effective_network(spec, harvester_cluster["spec"])
             if isinstance(network, PoolNetwork):
                 pools += network.pools
-        yield session, pools
+        yield UsedPools(session, pools)
 
 
 def pool_object(name: str, spec: Obj, namespace: str, annotations: dict[str, str]) -> Obj:

@@ -151,13 +151,14 @@ async def _allowed_config_map(scope: ClusterScope, target: Key) -> bool | None:
 
 
 def _report(scope: ClusterScope, refused: Sequence[Reference]) -> None:
+    """Set the condition, with an Event if other references are refused than before."""
     if not refused:
         scope.draft.set_true(_CONDITION)
         return
 
     messages = [reference.refusal for reference in refused if reference.refusal]
-    if others := [str(reference) for reference in refused if not reference.refusal]:
-        messages.append(refusal(scope, ", ".join(others)))
+    if not_allowed_by_owner := [str(reference) for reference in refused if not reference.refusal]:
+        messages.append(refusal(scope, ", ".join(not_allowed_by_owner)))
     message = "; ".join(messages)
     if not scope.draft.has_message(_CONDITION, message):
         scope.warning_event(Reason.REFERENCE_NOT_ALLOWED, message)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from caphv.api.names import ConditionType, Reason
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NamespaceTerminating
 from reconciler.blocked import Blocked
-from reconciler.harvester.identityaccount import command_for
+from reconciler.harvester.rights import command_for
 from reconciler.triggers import Delay
 
 # The condition of a cluster whose control plane lacks what could not be written.

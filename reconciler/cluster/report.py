@@ -22,7 +22,7 @@ def report_wait(scope: ClusterScope, blocked: Blocked) -> None:
     # A ready cluster stays ready during an outage of Harvester's API, which stops no VM. Otherwise
     # Cluster API would report the cluster as unavailable.
     stays_ready = (
-        blocked.outage and scope.draft.fields.get("ready") and not being_deleted(scope.obj)
+        blocked.is_outage and scope.draft.fields.get("ready") and not being_deleted(scope.obj)
     )
     if not stays_ready:
         for summary in (ConditionType.INFRASTRUCTURE_READY, ConditionType.READY):
@@ -40,7 +40,7 @@ def seconds_of_grace(scope: ClusterScope, blocked: Blocked) -> float:
     The status is kept for a while if this process or its connection has just started, and therefore
     knows less than the status.
     """
-    if not blocked.unknown:
+    if not blocked.is_unknown:
         scope.memory.grace.mark_known()
         return 0.0
     return scope.memory.grace.remaining(blocked.condition) if _says_more(scope, blocked) else 0.0

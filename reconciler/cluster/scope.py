@@ -10,9 +10,9 @@ from caphv.api.names import LOAD_BALANCER_SUFFIX, ConditionType, Reason, generat
 from caphv.api.object import Key, Obj, key_of
 from caphv.api.ownership import Owner, same_name
 from reconciler import triggers
-from reconciler.blocked import Blocked
+from reconciler.blocked import Blocked, Cause
 from reconciler.context import Context
-from reconciler.harvester.identityaccount import command_for
+from reconciler.harvester.rights import command_for
 from reconciler.harvester.session import Session
 from reconciler.harvester.views import TargetNamespace
 from reconciler.memory.cluster import ClusterMemory
@@ -133,7 +133,7 @@ class ClusterScope:
             message,
             source,
             warn=has_cause,
-            unknown=not has_cause,
+            cause=Cause.MISSING if has_cause else Cause.UNKNOWN,
         )
 
     def warning_event(self, reason: str, message: str) -> None:

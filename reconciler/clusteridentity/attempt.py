@@ -1,4 +1,4 @@
-"""Ask Harvester about the credentials of a HarvesterClusterIdentity, and for its token."""
+"""Perform the actions of `decision` on Harvester: probe, exchange, renew, check and revoke."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from caphv.api.tokenrenewal import Renewal
 from caphv.runtime.errors import ApiError, RequestError, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import KubeconfigError
 from reconciler.clusteridentity.decision import Action, Outcome
-from reconciler.clusteridentity.tokensecrets import Kept, Source
+from reconciler.clusteridentity.tokensecrets import Source, StoredToken
 from reconciler.context import Context
 from reconciler.harvester import tokenexchange
 from reconciler.harvester.tokenexchange import ExchangeError, Token
@@ -34,7 +34,7 @@ class Reading:
     """What one reconcile of an identity has read.
 
     :param secret: the provider's Secret, None without one
-    :param kept: the token in it, None without one
+    :param stored: the token in it, None without one that can be used
     """
 
     identity: Obj
@@ -42,7 +42,7 @@ class Reading:
     scope: str
     source: Source
     secret: Obj | None
-    kept: Kept | None
+    stored: StoredToken | None
 
     @property
     def name(self) -> str:
@@ -89,14 +89,18 @@ class TokenIssuer:
             return Attempt(None, problem, Outcome.REFUSED)
 
     async def _perform(self, reading: Reading, action: Action) -> Token | None:
+        """Perform an action, and return the new token if the action gets one.
+
+        Raises `ExchangeError`, `KubeconfigError`, `RequestError`.
+        """
         connect = self._context.sessions.client
         source = reading.source
-        kept = reading.kept
-        if action is Action.PROBE and kept is not None:
-            await tokenexchange.probe(connect, kept.credentials)
+        current = reading.stored.token.credentials if reading.stored else None
+        if action is Action.PROBE and current is not None:
+            await tokenexchange.probe(connect, current)
             return None
-        if action is Action.RENEW and kept is not None:
-            return await tokenexchange.renew(connect, kept.credentials, reading.renewal.seconds)
+        if action is Action.RENEW and current is not None:
+            return await tokenexchange.renew(connect, current, reading.renewal.seconds)
         if source.credentials is None:
             raise ExchangeError(source.problem)
         if action is Action.CHECK:
@@ -105,22 +109,23 @@ class TokenIssuer:
         management = self._context.management_cluster
         owner = Owner(_KIND, "", reading.name, uid_of(reading.identity), management)
         return await tokenexchange.exchange(
-            connect, source.credentials, reading.renewal, owner, kept.credentials if kept else None
+            connect, source.credentials, reading.renewal, owner, current
         )
 
-    async def revoke(self, name: str, kept: Kept) -> Outcome:
+    async def revoke(self, name: str, token: Token) -> Attempt:
         """Revoke the token of an identity on Harvester."""
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 await tokenexchange.revoke(
                     self._context.sessions.client,
-                    kept.credentials,
+                    token.credentials,
                     self._context.management_cluster,
                 )
         except (ExchangeError, KubeconfigError, RequestError, TimeoutError) as error:
-            log.warning("token of %s %s was not revoked: %s", _KIND, name, text_of(error))
-            return outcome_of(error)
-        return Outcome.DONE
+            problem = text_of(error)
+            log.warning("token of %s %s was not revoked: %s", _KIND, name, problem)
+            return Attempt(None, problem, outcome_of(error))
+        return Attempt(None, "", Outcome.DONE)
 
 
 def text_of(error: Exception) -> str:

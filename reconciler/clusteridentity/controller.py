@@ -13,14 +13,23 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from caphv.api.identities import Refused, reference_of, secret_of
 from caphv.api.names import RENEWED_TOKEN_FINALIZER
 from caphv.api.object import SECRETS, Key, Obj, being_deleted, key_of, uid_of
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
-from caphv.api.tokenrenewal import Renewal, issued_at, renewal_of, scope_of
+from caphv.api.tokenrenewal import (
+    BOUND_PREFIX,
+    Renewal,
+    issued_at,
+    issued_of,
+    renewal_of,
+    scope_of,
+)
 from caphv.runtime.controller import Result
 from caphv.runtime.errors import Conflict, NotFound, RequestError
+from caphv.runtime.kubeconfig import KubeconfigError
 from reconciler.clusteridentity import status
 from reconciler.clusteridentity.attempt import Attempt, Reading, TokenIssuer, outcome_of, text_of
 from reconciler.clusteridentity.decision import (
@@ -36,7 +45,7 @@ from reconciler.clusteridentity.decision import (
     uses_token,
 )
 from reconciler.clusteridentity.tokensecrets import (
-    Kept,
+    StoredToken,
     TokenSecrets,
     is_ours,
     owner_uid,
@@ -44,7 +53,7 @@ from reconciler.clusteridentity.tokensecrets import (
 )
 from reconciler.context import Context
 from reconciler.harvester import tokenexchange
-from reconciler.harvester.tokenexchange import Token
+from reconciler.harvester.tokenexchange import ExchangeError, Token
 from reconciler.remote.clusteridentities import NotRead
 
 log = logging.getLogger(__name__)
@@ -66,6 +75,21 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
+@dataclass(frozen=True, slots=True)
+class _FormerToken:
+    """A token of a former account, and the attempts to revoke it."""
+
+    stored: StoredToken
+    tries: Tries
+
+
+class _Performed(NamedTuple):
+    """What actions have done: the reading with what they have stored, and how each went."""
+
+    reading: Reading
+    outcomes: dict[Action, Outcome]
+
+
 @dataclass(slots=True)
 class _State:
     """What this process remembers of one identity.
@@ -73,14 +97,14 @@ class _State:
     :param inputs: what the last attempts depended on
     :param tries: former attempts, which delay the next ones
     :param errors: why actions have failed
-    :param former: tokens of former accounts, and attempts to revoke each
+    :param former: tokens of former accounts that are yet to be revoked
     :param revocation: attempts to revoke the token
     """
 
     inputs: object = None
     tries: dict[Action, Tries] = field(default_factory=dict)
     errors: dict[Action, str] = field(default_factory=dict)
-    former: list[tuple[Kept, Tries]] = field(default_factory=list)
+    former: list[_FormerToken] = field(default_factory=list)
     revocation: Tries = field(default_factory=Tries)
 
     def note(self, action: Action, outcome: Outcome, problem: str, facts: Facts) -> None:
@@ -159,11 +183,11 @@ class TokenRenewer:
 
         scope = scope_of(renewal, uid_of(identity), self._context.management_cluster)
         source = await self._secrets.read_source(identity)
-        kept = await self._secrets.read_kept(secret)
-        reading = Reading(identity, renewal, scope, source, secret, kept)
+        stored = await self._secrets.parse_stored_token(secret) if secret else None
+        reading = Reading(identity, renewal, scope, source, secret, stored)
         state = self._states.setdefault(name, _State())
-        if access := source.credentials or (kept and kept.credentials):
-            self._identities.renewed.servers[name] = access.access.server
+        if credentials := source.credentials or (stored and stored.token.credentials):
+            self._identities.renewed.servers[name] = credentials.access.server
         if state.inputs != (renewal, source.version):
             # Whatever was changed may be what was missing.
             state.inputs = renewal, source.version
@@ -173,21 +197,22 @@ class TokenRenewer:
         if facts.token and not facts.has_ended and not self._identities.renewed.is_known(name):
             # After a restart, clusters need not wait for an attempt that may last long.
             self._use(name, uses_token=True)
-        reading, outcomes = await self._act(reading, state)
-        wait = await self._apply(reading, outcomes, state)
+        performed = await self._act(reading, state)
+        wait = await self._apply(performed.reading, performed.outcomes, state)
         await self._revoke_former(name, state)
-        return Result(min([wait, *(tries.wait for _, tries in state.former)]))
+        return Result(min([wait, *(former.tries.wait for former in state.former)]))
 
-    async def _act(self, reading: Reading, state: _State) -> tuple[Reading, dict[Action, Outcome]]:
-        """Perform actions while there are some; return what is kept then, and how they went."""
+    async def _act(self, reading: Reading, state: _State) -> _Performed:
+        """Perform actions while there are some."""
         facts = self._facts(reading)
         outcomes = dict[Action, Outcome]()
+        latest = reading
         while action := next_action(facts, outcomes, state.tries):
             try:
-                if action is Action.EXCHANGE and reading.source.credentials is not None:
-                    secret = await self._secrets.hold(reading.identity, reading.secret)
-                    reading = replace(reading, secret=secret)
-                attempt = await self._issuer.perform(reading, action)
+                if action is Action.EXCHANGE and latest.source.credentials is not None:
+                    secret = await self._secrets.hold(latest.identity, latest.secret)
+                    latest = replace(latest, secret=secret)
+                attempt = await self._issuer.perform(latest, action)
             except Conflict:
                 raise
             except RequestError as error:
@@ -199,11 +224,9 @@ class TokenRenewer:
                 log.info("%s %s: %s: %s", _KIND, reading.name, action.value, attempt.problem)
             elif action is Action.PROBE:
                 self._identities.renewed.rejected.pop(reading.name, None)
-            if attempt.token is not None and reading.secret is not None:
-                reading = await self._keep(
-                    reading, reading.secret, action, attempt.token, facts.now
-                )
-        return reading, outcomes
+            if attempt.token is not None and latest.secret is not None:
+                latest = await self._store(latest, latest.secret, action, attempt.token, facts.now)
+        return _Performed(latest, outcomes)
 
     async def _apply(
         self, reading: Reading, outcomes: dict[Action, Outcome], state: _State
@@ -228,13 +251,13 @@ class TokenRenewer:
     def _facts(self, reading: Reading) -> Facts:
         """Return the facts of which a decision is made."""
         name = reading.name
-        kept = reading.kept
+        stored = reading.stored
         renewed = self._identities.renewed
         # A 401 that a cluster has met with a former token says nothing about this one.
-        fingerprint = kept.credentials.access.fingerprint if kept else ""
+        fingerprint = stored.token.credentials.access.fingerprint if stored else ""
         return Facts(
             self._now(),
-            kept.issued if kept else None,
+            stored.issued if stored else None,
             reading.source.fingerprint,
             reading.scope,
             reading.renewal.seconds,
@@ -248,7 +271,7 @@ class TokenRenewer:
         if renewed.use(name, renewed.key_of(name) if uses_token else None):
             self._identities.report(name)
 
-    async def _keep(
+    async def _store(
         self,
         reading: Reading,
         secret: Obj,
@@ -256,69 +279,81 @@ class TokenRenewer:
         token: Token,
         start: datetime,
     ) -> Reading:
-        """Keep a new token; the former one is revoked later, if it is not revoked with this one.
+        """Store a new token in the provider's Secret, and return the reading with it.
+
+        If the former token is bound to another Secret on Harvester, it is revoked later. Raises
+        `RequestError` if the new token was not stored.
 
         :param secret: the provider's Secret
+        :param action: how the token was obtained: exchanged or renewed
         :param start: a time before the token was requested
         """
-        former = reading.kept
-        source = reading.source.fingerprint or ""
-        scope = reading.scope
+        former = reading.stored
         if action is Action.RENEW and former is not None:
-            # What the identity asks for meanwhile takes an exchange.
-            source, scope = former.issued.source, former.issued.scope
-        issued = issued_at(start, token.seconds, source, scope)
-        kept = Kept(issued, token.credentials)
+            # A renewed token is still that of the former Secret and settings. If the identity asks
+            # for others meanwhile, the record has to differ from it, so that an exchange follows.
+            issued = issued_at(start, token.seconds, former.issued.source, former.issued.scope)
+        else:
+            source = reading.source.fingerprint or ""
+            issued = issued_at(start, token.seconds, source, reading.scope)
         try:
-            stored = await self._secrets.store(reading.identity, secret, token, issued)
+            written = await self._secrets.store(reading.identity, secret, token, issued)
         except RequestError:
-            await self._revoke_unkept(reading, kept)
+            await self._revoke_unstored(reading, token)
             raise
         log.info("token of %s %s: %s", _KIND, reading.name, action.value)
 
-        if former is not None and former.issued.is_of(scope):
-            bound = tokenexchange.bound_uid(former.credentials)
+        if former is not None and former.issued.is_of(issued.scope):
+            bound = tokenexchange.bound_uid(former.token.credentials)
             if bound and bound != tokenexchange.bound_uid(token.credentials):
                 tries = Tries().after(self._now(), _FORMER_SECONDS, MAX_WAIT_SECONDS)
-                self._states[reading.name].former.append((former, tries))
-        return replace(reading, secret=stored, kept=kept)
+                self._states[reading.name].former.append(_FormerToken(former, tries))
+        return replace(reading, secret=written, stored=StoredToken(issued, token))
 
-    async def _revoke_unkept(self, reading: Reading, kept: Kept) -> None:
-        """Revoke a token that was not kept, if the identity has none that ends with it."""
+    async def _revoke_unstored(self, reading: Reading, token: Token) -> None:
+        """Revoke a token that was not stored, unless the revocation would end another one, too.
+
+        The tokens of one account are bound to one Secret on Harvester. If the provider's Secret
+        exists, or had a token, the next attempt uses the same binding.
+        """
         with contextlib.suppress(RequestError):
             key = self._identities.renewed.key_of(reading.name)
             secret = await self._secrets.read(key)
-            if reading.kept is None and (secret is None or being_deleted(secret)):
-                await self._issuer.revoke(reading.name, kept)
+            if reading.stored is None and (secret is None or being_deleted(secret)):
+                await self._issuer.revoke(reading.name, token)
 
     async def _revoke_former(self, name: str, state: _State, *, at_once: bool = False) -> None:
-        """Revoke tokens of a former account or Harvester, as long as they have not ended."""
+        """Revoke tokens of a former account or Harvester that are due.
+
+        A token stays in the list while Harvester does not answer, until the token has ended.
+
+        :param at_once: do not wait until clusters use the new token
+        """
         now = self._now()
-        former = state.former
-        state.former = []
-        for kept, tries in former:
-            if tries.seconds_left(now) and not at_once:
-                state.former.append((kept, tries))
+        remaining = []
+        for former in state.former:
+            if former.tries.seconds_left(now) and not at_once:
+                remaining.append(former)
                 continue
-            outcome = await self._issuer.revoke(name, kept)
-            if outcome is Outcome.UNKNOWN and now < kept.issued.ends_at:
-                again = tries.after(now, _FORMER_SECONDS, MAX_WAIT_SECONDS)
-                state.former.append((kept, again))
+            attempt = await self._issuer.revoke(name, former.stored.token)
+            if attempt.outcome is Outcome.UNKNOWN and now < former.stored.issued.ends_at:
+                tries = former.tries.after(now, _FORMER_SECONDS, MAX_WAIT_SECONDS)
+                remaining.append(replace(former, tries=tries))
+        state.former = remaining
 
     async def _report(self, reading: Reading, facts: Facts, problem: str, *, is_used: bool) -> None:
-        kept = reading.kept
+        """Report in the status of the identity which credentials clusters use, and why."""
+        stored = reading.stored
         source = reading.source
-        if kept is None or not is_used:
+        if stored is None or not is_used:
             report = status.not_exchanged(problem or "the token has ended")
         elif problem:
-            token = tokenexchange.token_in(kept.credentials)
             report = status.not_renewed(
-                kept.issued, token, problem, wants_exchange=facts.wants_exchange
+                stored.issued, stored.token, problem, wants_exchange=facts.wants_exchange
             )
         else:
-            token = tokenexchange.token_in(kept.credentials)
             missing = "" if source.exists else f"Secret {source.key} does not exist"
-            report = status.renewed(kept.issued, token, missing)
+            report = status.renewed(stored.issued, stored.token, missing)
         await status.write(self._context, reading.identity, report, facts.now)
 
     # End
@@ -345,7 +380,12 @@ class TokenRenewer:
         self._context.queues.renewals.add(Key("", name))
 
     async def _end(self, name: str, secret: Obj) -> Result | None:
-        """Revoke the token in a Secret that is being deleted, and release the Secret."""
+        """Revoke the token in a Secret that is being deleted, and release the Secret.
+
+        The Secret stays while clusters need the token for their deletion, and while Harvester does
+        not answer, but not longer than the token is valid. An Event reports a token that may stay
+        valid after the Secret is released.
+        """
         finalizers = secret["metadata"].get("finalizers") or []
         if not is_ours(secret) or RENEWED_TOKEN_FINALIZER not in finalizers:
             return None
@@ -353,41 +393,61 @@ class TokenRenewer:
         if state is not None:
             # The end of the Secret may be seen before that of the identity.
             await self._revoke_former(name, state, at_once=True)
-        kept = await self._secrets.read_kept(secret)
-        is_usable = kept is not None and kept.issued.is_usable(self._now())
-        if is_usable and self._is_needed(name):
+
+        issued = issued_of(secret)
+        problem = ""
+        try:
+            token = await self._secrets.parse_token(secret)
+        except (ExchangeError, KubeconfigError) as error:
+            token = None
+            problem = str(error)
+        if token and issued and issued.is_usable(self._now()) and self._is_needed(name):
             return Result(_NEEDED_SECONDS)
         self._identities.renewed.ended.pop(name, None)
         # Clusters that are still allowed use the user's Secret until there is another token.
         self._use(name, uses_token=False)
 
-        # Only Harvester knows whether a token has ended: it is asked once in any case.
-        is_unknown = kept and await self._issuer.revoke(name, kept) is Outcome.UNKNOWN
-        if is_unknown and kept and self._now() < kept.issued.ends_at:
-            await self._report_end(name, secret)
-            state = self._states.setdefault(name, _State())
-            tries = state.revocation.after(self._now(), _REVOKE_SECONDS, MAX_WAIT_SECONDS)
-            state.revocation = tries
-            return Result(tries.wait)
+        if token is not None:
+            # Revoke a token that has ended, too: the clock of Harvester decides, not ours.
+            attempt = await self._issuer.revoke(name, token)
+            # A user may have removed the record. The token itself says when it ends, too.
+            ends_at = issued.ends_at if issued else token.credentials.access.expires()
+            if attempt.outcome is Outcome.UNKNOWN and ends_at and self._now() < ends_at:
+                return await self._retry_revocation(name, secret)
+            if attempt.outcome is Outcome.REFUSED:
+                problem = attempt.problem
         if state and state.former:
-            return Result(min(tries.wait for _, tries in state.former))
+            return Result(min(former.tries.wait for former in state.former))
         self._states.pop(name, None)
+        if problem:
+            self._context.event(
+                SECRETS,
+                secret,
+                "Warning",
+                "TokenNotRevoked",
+                f"the token of {_KIND} {name} was not revoked and may be valid until it ends: "
+                f"{problem}; to revoke it, delete Secret {BOUND_PREFIX}… next to its "
+                "ServiceAccount on Harvester",
+            )
         with contextlib.suppress(NotFound):
             await self._context.remove_finalizer(
                 self._context.caches.secrets, secret, RENEWED_TOKEN_FINALIZER
             )
         return Result(_MIN_WAIT_SECONDS)
 
-    async def _report_end(self, name: str, secret: Obj) -> None:
-        """Report that an identity gets no token while a former one is not revoked."""
+    async def _retry_revocation(self, name: str, secret: Obj) -> Result:
+        """Report that an identity gets no token while a former one is not revoked, and wait."""
         with contextlib.suppress(NotRead):
             identity = self._identities.read(name)
-            if identity is None or renewal_of(identity) is None:
-                return
-            if secret_of(identity).namespace == key_of(secret).namespace:
+            namespace = key_of(secret).namespace
+            if identity and renewal_of(identity) and secret_of(identity).namespace == namespace:
                 problem = f"Secret {key_of(secret)} stays until Harvester has revoked its token"
                 report = status.not_exchanged(problem)
                 await status.write(self._context, identity, report, self._now())
+
+        state = self._states.setdefault(name, _State())
+        state.revocation = state.revocation.after(self._now(), _REVOKE_SECONDS, MAX_WAIT_SECONDS)
+        return Result(state.revocation.wait)
 
     def _is_needed(self, name: str) -> bool:
         """Return whether clusters still refer to an identity that was deleted, and may use it.

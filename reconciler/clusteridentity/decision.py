@@ -69,7 +69,7 @@ _EXCHANGED_SECONDS = 10.0
 class Facts:
     """What is known about the token of an identity.
 
-    :param issued: record of the token that is kept, None without one
+    :param issued: record of the stored token, None without one
     :param source: fingerprint of the user's credentials; None if the Secret does not exist, empty
         if it cannot be used
     :param scope: see `scope_of`, for the identity as it is
@@ -164,7 +164,7 @@ def next_action(
 
 
 def uses_token(facts: Facts, outcomes: Mapping[Action, Outcome]) -> bool:
-    """Return whether clusters use the token that is kept, and not the user's Secret.
+    """Return whether clusters use the stored token, and not the user's Secret.
 
     :param facts: as they are after all actions
     :param outcomes: what was done

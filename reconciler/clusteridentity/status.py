@@ -71,14 +71,14 @@ def not_exchanged(problem: str) -> Report:
 async def write(context: Context, identity: Obj, report: Report | None, now: datetime) -> None:
     """Write a report, None to remove it. Raises `ApiError` for a retry."""
     metadata = identity["metadata"]
-    before = identity.get("status") or {}
-    conditions = before.get("conditions") or []
+    present = identity.get("status") or {}
+    conditions = present.get("conditions") or []
     if report is None:
-        after = [condition for condition in conditions if condition.get("type") != _CONDITION]
         token = None
+        intended = [condition for condition in conditions if condition.get("type") != _CONDITION]
     else:
         token = report.token
-        after = set_condition(
+        intended = set_condition(
             conditions,
             _CONDITION,
             report.status,
@@ -87,12 +87,12 @@ async def write(context: Context, identity: Obj, report: Report | None, now: dat
             generation=int(metadata.get("generation") or 0),
             now=now,
         )
-    if after == conditions and token == at(before, "token"):
+    if intended == conditions and token == at(present, "token"):
         return
 
     patch = {
         "metadata": {"resourceVersion": metadata["resourceVersion"]},
-        "status": {"conditions": after, "token": token},
+        "status": {"conditions": intended, "token": token},
     }
     try:
         written = await context.client.patch(
@@ -108,6 +108,7 @@ async def write(context: Context, identity: Obj, report: Report | None, now: dat
 
 
 def _token(issued: Issued, token: Token) -> Obj:
+    """Return field `status.token`."""
     return {
         "serviceAccount": str(token.account),
         "expirationTime": rfc3339(issued.expires_at),

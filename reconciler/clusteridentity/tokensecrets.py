@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from dataclasses import dataclass
 
 from caphv.api.identities import KUBECONFIG_KEY, decode_kubeconfig, kubeconfig_key, secret_of
@@ -42,11 +41,11 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """The token in the provider's own Secret, and what the Secret says about it."""
+class StoredToken:
+    """The token in the provider's own Secret, and the record in the Secret's annotations."""
 
     issued: Issued
-    credentials: Credentials
+    token: Token
 
 
 class TokenSecrets:
@@ -74,27 +73,38 @@ class TokenSecrets:
         version = str(secret["metadata"]["resourceVersion"])
         try:
             return Source(key, await self._credentials(secret), version=version)
-        except (KubeconfigError, ValueError) as error:
+        except KubeconfigError as error:
             return Source(key, problem=f"{where}: {error}", version=version)
 
-    async def read_kept(self, secret: Obj | None) -> Kept | None:
-        """Return the token in the provider's Secret, None if it holds none that can be read."""
-        issued = issued_of(secret) if secret else None
-        if secret is None or issued is None:
-            return None
+    async def parse_stored_token(self, secret: Obj) -> StoredToken | None:
+        """Return the token in the provider's Secret with its record.
+
+        Returns None if token or record are missing or invalid, because a new exchange replaces
+        both. To revoke a token, use `parse_token`, which needs no record.
+        """
+        issued = issued_of(secret)
         try:
-            credentials = await self._credentials(secret)
-            tokenexchange.token_in(credentials)
-        except (ExchangeError, KubeconfigError, ValueError):
+            token = await self.parse_token(secret)
+        except (ExchangeError, KubeconfigError):
             return None
-        return Kept(issued, credentials)
+        return StoredToken(issued, token) if issued and token else None
+
+    async def parse_token(self, secret: Obj) -> Token | None:
+        """Return the token in the provider's Secret, None if no token was ever stored in it.
+
+        Raises `ExchangeError` or `KubeconfigError` if a token was stored and cannot be used: a user
+        has edited the Secret, or the provider no longer accepts unverified servers.
+        """
+        if not secret.get("data") and issued_of(secret) is None:
+            return None
+        return tokenexchange.token_in(await self._credentials(secret))
 
     async def _credentials(self, secret: Obj) -> Credentials:
         """Return the credentials in a Secret. Raises `KubeconfigError`."""
         key = kubeconfig_key(secret) or KUBECONFIG_KEY
         try:
             raw = decode_kubeconfig(key, text_at(secret, "data", key))
-        except binascii.Error:
+        except ValueError:  # binascii.Error, or characters other than ASCII
             raise KubeconfigError(f"key {key} is not base64") from None
         insecure = self._context.allow_insecure_identities
         access = await off_loop(len(raw), lambda: parse_kubeconfig(raw, allow_insecure=insecure))
@@ -106,14 +116,19 @@ class TokenSecrets:
         It is written before a token is issued, because a token that cannot be stored could not be
         revoked either. Raises `Conflict` if others wrote the Secret, `RequestError`.
         """
-        if secret is None:
-            key = self._identities.renewed.key_of(identity["metadata"]["name"])
-            # Without the right to patch, the provider could never remove a finalizer.
-            owners = {"ownerReferences": _metadata(identity, {})["ownerReferences"]}
-            metadata = {**owners, "name": key.name, "namespace": key.namespace}
-            obj = {"metadata": metadata, "type": SECRET_TYPE}
-            secret = await self._context.client.create(SECRETS, obj)
-        return await self._patch(identity, secret, {})
+        present = secret or await self._create(identity)
+        return await self._patch(identity, present, {})
+
+    async def _create(self, identity: Obj) -> Obj:
+        """Create the provider's Secret, without the finalizer.
+
+        The finalizer is patched next: without the right to patch, it could never be removed.
+        """
+        key = self._identities.renewed.key_of(identity["metadata"]["name"])
+        owners = {"ownerReferences": _metadata(identity, {})["ownerReferences"]}
+        metadata = {**owners, "name": key.name, "namespace": key.namespace}
+        obj = {"metadata": metadata, "type": SECRET_TYPE}
+        return await self._context.client.create(SECRETS, obj)
 
     async def store(self, identity: Obj, secret: Obj, token: Token, issued: Issued) -> Obj:
         """Write a token into the provider's Secret. Raises `Conflict` if others wrote it."""
@@ -129,13 +144,17 @@ class TokenSecrets:
     async def _patch(
         self, identity: Obj, secret: Obj, data: Obj, issued: Issued | None = None
     ) -> Obj:
-        before = secret["metadata"]
-        metadata = {
-            **_metadata(identity, before),
-            **({"annotations": issued.annotations()} if issued else {}),
-            "resourceVersion": before["resourceVersion"],
-        }
-        obj = {"metadata": metadata, **({"data": data} if data else {})}
+        """Write finalizer and owner, and on request the token and its record.
+
+        Raises `Conflict` if others wrote the Secret.
+        """
+        metadata = _metadata(identity, secret["metadata"])
+        metadata["resourceVersion"] = secret["metadata"]["resourceVersion"]
+        if issued:
+            metadata["annotations"] = issued.annotations()
+        obj: Obj = {"metadata": metadata}
+        if data:
+            obj["data"] = data
         key = key_of(secret)
         patched = await self._context.client.patch(SECRETS, key.name, key.namespace, obj)
         self._context.caches.secrets.observe(patched)

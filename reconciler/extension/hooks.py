@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import orjson
 
@@ -79,7 +80,7 @@ def can_update_machine_set(request: Obj, facts: Facts) -> Obj:
     current, desired = _sides(request)
     machine_set = desired.get("machineSet") or {}
     templates = [side.get("infrastructureMachineTemplate") or {} for side in (current, desired)]
-    others = tuple(
+    other_reasons = tuple(
         change
         for part, name in (("machineSet", "Machine"), ("bootstrapConfigTemplate", "bootstrap"))
         for change in other_changes(
@@ -93,7 +94,7 @@ def can_update_machine_set(request: Obj, facts: Facts) -> Obj:
         is_ours=all(item.get("kind") == HARVESTER_MACHINE_TEMPLATES.kind for item in templates),
         current=at(templates[0], *_TEMPLATE) or {},
         desired=at(templates[1], *_TEMPLATE) or {},
-        others=others,
+        other_reasons=other_reasons,
         machines=lambda: facts.machines_of_set(key),
     )
     return decision.answer("infrastructureMachineTemplatePatch", "/spec/template/spec")
@@ -103,7 +104,7 @@ def can_update_machine(request: Obj, facts: Facts) -> Obj:
     """Say which changes of a control plane the VM of one of its machines can follow."""
     current, desired = _sides(request)
     machines = [side.get("infrastructureMachine") or {} for side in (current, desired)]
-    others = tuple(
+    other_reasons = tuple(
         change
         for part, name in (("machine", "Machine"), ("bootstrapConfig", "bootstrap"))
         for change in other_changes(
@@ -116,7 +117,7 @@ def can_update_machine(request: Obj, facts: Facts) -> Obj:
         is_ours=all(item.get("kind") == HARVESTER_MACHINES.kind for item in machines),
         current=at(machines[0], "spec") or {},
         desired=at(machines[1], "spec") or {},
-        others=others,
+        other_reasons=other_reasons,
         # Nothing is known of a machine that is not in the cache yet.
         machines=lambda: [facts.machine(_key(machines[0])) or {}],
     )
@@ -125,17 +126,17 @@ def can_update_machine(request: Obj, facts: Facts) -> Obj:
 
 def update_machine(request: Obj, facts: Facts) -> Obj:
     """Say whether the VM of a machine has followed its spec."""
-    wanted = at(request, "desired", "infrastructureMachine") or {}
-    if wanted.get("kind") != HARVESTER_MACHINES.kind:
+    desired = at(request, "desired", "infrastructureMachine") or {}
+    if desired.get("kind") != HARVESTER_MACHINES.kind:
         return {"status": "Success", "retryAfterSeconds": 0}
 
-    machine = facts.machine(_key(wanted))
+    machine = facts.machine(_key(desired))
     conditions = at(machine, "status", "conditions") or []
-    message = updated_message(wanted.get("spec") or {})
-    if machine is not None and _has_followed(machine, wanted):
+    message = updated_message(desired.get("spec") or {})
+    if machine is not None and _has_followed(machine, desired):
         return {"status": "Success", "message": message, "retryAfterSeconds": 0}
 
-    waiting = _reported_wait(conditions) if _knows_machine(wanted, machine) else ""
+    waiting = _reported_wait(conditions) if _knows_machine(desired, machine) else ""
     return {
         "status": "Success",
         "message": waiting or f"waiting until {message}",
@@ -143,7 +144,7 @@ def update_machine(request: Obj, facts: Facts) -> Obj:
     }
 
 
-def _has_followed(machine: Obj, wanted: Obj) -> bool:
+def _has_followed(machine: Obj, desired: Obj) -> bool:
     """Return whether the VM of a HarvesterMachine is as Cluster API wants it.
 
     The cached machine may be older than its new spec, and its condition older than the machine.
@@ -153,18 +154,18 @@ def _has_followed(machine: Obj, wanted: Obj) -> bool:
     is_current = up_to_date.get("observedGeneration") == at(machine, "metadata", "generation")
     if not is_current or not is_update_in_progress(machine):
         return False
-    if followed_fields(machine.get("spec") or {}) != followed_fields(wanted.get("spec") or {}):
+    if followed_fields(machine.get("spec") or {}) != followed_fields(desired.get("spec") or {}):
         return False
     return up_to_date.get("status") == "True"
 
 
-def _knows_machine(wanted: Obj, machine: Obj | None) -> bool:
+def _knows_machine(desired: Obj, machine: Obj | None) -> bool:
     """Return whether a request proves that its sender may read the HarvesterMachine.
 
     Anyone can send a request, and messages of conditions are only for readers of the object.
     """
     provider_id = at(machine, "spec", "providerID")
-    return bool(provider_id) and at(wanted, "spec", "providerID") == provider_id
+    return bool(provider_id) and at(desired, "spec", "providerID") == provider_id
 
 
 def _reported_wait(conditions: list[Obj]) -> str:
@@ -172,7 +173,8 @@ def _reported_wait(conditions: list[Obj]) -> str:
     up_to_date = get_condition(conditions, ConditionType.VM_UP_TO_DATE) or {}
     # The update itself knows best. A machine that waits for a disk may never be able to grow.
     is_updating = up_to_date.get("reason") == Reason.VM_UPDATING
-    for kind in ((ConditionType.VM_UP_TO_DATE,) if is_updating else ()) + _WAITS:
+    kinds = (ConditionType.VM_UP_TO_DATE, *_WAITS) if is_updating else _WAITS
+    for kind in kinds:
         condition = get_condition(conditions, kind) or {}
         if condition.get("status", "True") != "True" and condition.get("message"):
             return str(condition["message"])
@@ -214,7 +216,7 @@ class _Decision:
     :param is_ours: whether both objects are of this provider
     :param current: the spec that the machines have
     :param desired: the spec that Cluster API wants
-    :param others: changes of other objects, which need another VM
+    :param other_reasons: changes of other objects, which need another VM
     :param machines: returns the HarvesterMachines; the status of one that is not known is empty
     """
 
@@ -222,7 +224,7 @@ class _Decision:
     is_ours: bool
     current: Obj
     desired: Obj
-    others: tuple[str, ...]
+    other_reasons: tuple[str, ...]
     machines: Callable[[], Collection[Obj]]
 
     def answer(self, field: str, path: str) -> Obj:
@@ -232,14 +234,14 @@ class _Decision:
         :param path: JSON pointer to the spec in the object
         """
         if self.policy is None:
-            known = ", ".join(Policy)
-            message = f"annotation {names.IN_PLACE_ANNOTATION} or setting {_SETTING}: use {known}"
+            valid = ", ".join(Policy)
+            message = f"annotation {names.IN_PLACE_ANNOTATION} or setting {_SETTING}: use {valid}"
             return {"status": "Failure", "message": message}
         if not self.is_ours or self.policy is Policy.NEVER:
             return {"status": "Success"}
 
         changes = live_changes(self.current, self.desired)
-        reasons = (*changes.reasons, *self.others)
+        reasons = (*changes.reasons, *self.other_reasons)
         if changes.live:
             obstacles = machine_obstacles(self.machines(), changes)
             reasons = (*reasons, *obstacles)
@@ -267,11 +269,20 @@ class _Decision:
         }
 
 
-def _sides(request: Obj) -> tuple[Obj, Obj]:
-    return request.get("current") or {}, request.get("desired") or {}
+class _Sides(NamedTuple):
+    """The objects of a request as they are, and as Cluster API wants them."""
+
+    current: Obj
+    desired: Obj
+
+
+def _sides(request: Obj) -> _Sides:
+    """Return the objects of a request, empty where they are missing."""
+    return _Sides(request.get("current") or {}, request.get("desired") or {})
 
 
 def _key(obj: Obj) -> Key:
+    """Return the key of an object. Unlike `key_of`, accept one without metadata."""
     metadata = obj.get("metadata") or {}
     return Key(str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
 

@@ -91,6 +91,7 @@ class ExtensionServer(TLSServer):
         return self._answer(hook, content)
 
     def _answer(self, hook: str, request: Obj) -> web.Response:
+        """Return the answer to a request of a hook, and log its message."""
         try:
             response = answer(hook, request, self._facts)
         except (AttributeError, KeyError, TypeError, ValueError):
@@ -104,7 +105,7 @@ class ExtensionServer(TLSServer):
     def _machines_of_set(self, key: Key) -> Collection[Obj]:
         """Return the HarvesterMachines of a MachineSet.
 
-        The status of one that is not known yet is empty.
+        A HarvesterMachine that is not in the cache yet has no status.
         """
         machines = []
         for machine in self._caches.machines.store:
@@ -113,6 +114,6 @@ class ExtensionServer(TLSServer):
                 continue
             kind, name = infrastructure_ref(machine)
             if owner["name"] == key.name and kind == HARVESTER_MACHINES.kind:
-                known = self._caches.harvester_machines.get(key.namespace, name)
-                machines.append(known or {"metadata": {"name": name}})
+                cached = self._caches.harvester_machines.get(key.namespace, name)
+                machines.append(cached or {"metadata": {"name": name}})
         return machines

@@ -1,4 +1,17 @@
-"""Health of an account: whether Harvester answers it and accepts its credentials."""
+"""Health of an account: whether Harvester answers it and accepts its credentials.
+
+`AccountHealth.error` alone decides that Harvester is unreachable. It follows from:
+
+- attempts to connect, until the first one succeeds (`Session._connect`)
+- then the probe: the watch of Harvester's Deployment (`reconciler.harvester.harvester.Probe`)
+- statuses of all responses: 401 means rejected credentials until another request succeeds
+
+A change goes to `HarvesterHandlers.health`, which requeues the clusters and machines of the
+account. Their conditions then say it: `reconciler.cluster.connection` for clusters, after the grace
+of `reconciler.memory.periods` if the stored status says more, and `reconciler.machine.scope` for
+machines. Nothing stores since when Harvester is unreachable: the conditions say since when they do.
+The metrics of `reconciler.harvester.connectionmetrics` ask for the health when they are scraped.
+"""
 
 from __future__ import annotations
 

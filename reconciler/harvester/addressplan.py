@@ -19,6 +19,7 @@ Each entry is marked with its management cluster, by an annotation in the same p
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from caphv.api import ippool
 from caphv.api.ippool import InvalidPoolError, in_ranges, mark, ranges_of
@@ -92,6 +93,18 @@ class AllocationPlan:
     patches: dict[str, Obj]
 
 
+class ReleaseEntry(NamedTuple):
+    """An address to release.
+
+    :param holder: the id that must hold the address
+    :param cluster: the management cluster that must have marked the address; empty for any
+    """
+
+    address: str
+    holder: str
+    cluster: str
+
+
 @dataclass(frozen=True)
 class Release:
     """The merge patch of a release (None if nothing changes) and the outcome for each address."""
@@ -146,25 +159,20 @@ def plan_allocations(
     return AllocationPlan(grants, refusals, patches)
 
 
-def plan_releases(pool: Obj, entries: Iterable[tuple[str, str, str]]) -> Release:
-    """Plan the release of entries of a pool.
-
-    An address is released only if this id of this management cluster holds it. It becomes history.
-
-    :param entries: address, id, and management cluster (empty for any) of each entry
-    """
+def plan_releases(pool: Obj, entries: Iterable[ReleaseEntry]) -> Release:
+    """Plan the release of entries of a pool. The history keeps released addresses."""
     allocated = ippool.allocated(pool)
     released: dict[str, str] = {}
     absent: list[str] = []
     foreign: dict[str, str] = {}
-    for address, identity, cluster in entries:
-        current = allocated.get(address)
-        if current is None:
+    for address, holder, cluster in entries:
+        present_holder = allocated.get(address)
+        if present_holder is None:
             absent.append(address)
-        elif current == identity and (not cluster or mark(pool, address) in ("", cluster)):
-            released[address] = identity
+        elif present_holder == holder and (not cluster or mark(pool, address) in ("", cluster)):
+            released[address] = holder
         else:
-            foreign[address] = current
+            foreign[address] = present_holder
 
     patch = None
     if released:
@@ -212,11 +220,13 @@ class _PoolPlan:
         self.next_free = self._search()
 
     def free(self, address: str) -> bool:
+        """Return whether neither the pool, nor the plan, nor an object has an address."""
         return (
             address not in self.allocated and address not in self.avoid and not self.in_use(address)
         )
 
     def _search(self) -> Iterator[str]:
+        """Yield the free addresses in the order of the ranges, and record those in use."""
         for address in (address for part in self.ranges for address in part):
             if address in self.allocated or address in self.avoid:
                 continue
@@ -226,6 +236,7 @@ class _PoolPlan:
                 yield address
 
     def contains(self, address: str) -> bool:
+        """Return whether an address is in a range of the pool."""
         return in_ranges(self.ranges, address)
 
     def previous(self, identity: str) -> str | None:
@@ -237,6 +248,7 @@ class _PoolPlan:
 
     def adoptable(self, request: AddressRequest) -> str | None:
         """Return the address that the pool already holds for the requester, None for none."""
+        # An entry without a mark is one of an earlier release, or of another client.
         usable = ("", request.cluster) if request.adopt else (request.cluster,)
         for address in self.held.get(request.id, ()):
             if not request.cluster or mark(self.pool, address) in usable:
@@ -244,14 +256,17 @@ class _PoolPlan:
         return None
 
     def allocate(self, address: str, request: AddressRequest) -> Grant:
+        """Plan an entry for an address that the pool does not hold yet."""
         self.added[address] = request.id
         self.avoid.add(address)
         if request.cluster or mark(self.pool, address):
+            # A mark that a former holder has left must not stay.
             self.marks[address] = request.cluster or None
         self.offer(address, request)
         return Grant(self.name, address)
 
     def adopt(self, address: str, request: AddressRequest) -> Grant:
+        """Grant an address that the pool already holds for the requester."""
         self.offer(address, request)
         return Grant(self.name, address, adopted=True)
 
@@ -268,6 +283,8 @@ class _PoolPlan:
         }
 
     def patch(self) -> Obj:
+        """Return the merge patch of the pool for all entries of the plan."""
+        # An address is in the entries or in the history, except for those offered to Harvester.
         removed = {address: None for address in self.added if address in self.history}
         last = at(self.pool, "status", "lastAllocated") or ""
         if self.added:
@@ -285,7 +302,7 @@ class _PoolPlan:
 def _allocate(request: AddressRequest, pools: Sequence[_PoolPlan]) -> Grant | Refusal | None:
     """Grant an address of these pools. Return None if no pool has one."""
     if request.address:
-        return _keep(request, pools)
+        return _grant_requested(request, pools)
 
     # Each preference is tried on all pools before the next one, because an address that the id
     # holds in the last pool is better than a free address of the first pool.
@@ -301,23 +318,24 @@ def _allocate(request: AddressRequest, pools: Sequence[_PoolPlan]) -> Grant | Re
     return None
 
 
-def _keep(request: AddressRequest, pools: Sequence[_PoolPlan]) -> Grant | Refusal | None:
+def _grant_requested(request: AddressRequest, pools: Sequence[_PoolPlan]) -> Grant | Refusal | None:
     """Grant the address that the request names, unless another id has it.
 
     Returns None if no pool contains the address.
     """
     for pool in pools:
-        current = pool.allocated.get(request.address) or pool.added.get(request.address)
+        holder = pool.allocated.get(request.address) or pool.added.get(request.address)
         marked = mark(pool.pool, request.address)
-        if current == request.id and (not request.cluster or marked in ("", request.cluster)):
+        if holder == request.id and (not request.cluster or marked in ("", request.cluster)):
             return pool.adopt(request.address, request)
-        if current is not None:
-            other = f" of management cluster {marked}" if current == request.id else ""
+        if holder is not None:
+            # Machines of two management clusters may have the same id.
+            elsewhere = f" of management cluster {marked}" if holder == request.id else ""
             return Refusal(
                 RefusalReason.TAKEN,
-                f"address {request.address} of {request.id} is held by {current}{other} in IPPool "
-                f"{pool.name}; find out which of them uses it, and correct status.allocated of "
-                "the pool",
+                f"address {request.address} of {request.id} is held by {holder}{elsewhere} in "
+                f"IPPool {pool.name}; find out which of them uses it, and correct "
+                "status.allocated of the pool",
             )
 
     for pool in pools:

@@ -180,9 +180,9 @@ class AddressAllocator:
         # An unanswered write requires the version of the pool with which it was planned. If the
         # pool still has that version, a newer write prevents the old one from taking effect.
         for key, version in unanswered.items():
-            obj = self._writer.pools.get("", key[0])
+            obj = self._writer.pools.get("", key.pool)
             if obj is not None and resource_version(obj) <= version:
-                await self._supersede(key[0], str(version))
+                await self._supersede(key.pool, str(version))
             if group.unanswered.get(key) == version:
                 del group.unanswered[key]
 
@@ -208,6 +208,7 @@ class AddressAllocator:
         return batch
 
     def _serves(self, other: AddressAllocator) -> bool:
+        """Return whether this account may write for another one; see the module's docstring."""
         both = self.writes_for_others and other.writes_for_others
         return other is self or (both and other._writer.pools is self._writer.pools)
 
@@ -269,11 +270,14 @@ class AddressAllocator:
 
         Returns False after a conflict. The releases then have to be planned again.
         """
-        releases = [release for release in releases if not release.future.done()]
+        waiting = [release for release in releases if not release.future.done()]
         obj = self._writer.pools.get("", pool)
         released: tuple[str, ...] = ()
         if obj is not None:
-            entries = [(release.address, release.holder, release.cluster) for release in releases]
+            entries = [
+                addressplan.ReleaseEntry(release.address, release.holder, release.cluster)
+                for release in waiting
+            ]
             plan = addressplan.plan_releases(obj, entries)
             released = plan.released
             try:
@@ -285,7 +289,8 @@ class AddressAllocator:
             except NotFound:
                 self._writer.pools.forget("", pool)
 
-        for release in releases:
+        for release in waiting:
+            # The machine may have cancelled its release during the write.
             if not release.future.done():
                 release.future.set_result(release.address in released)
         return True
@@ -339,16 +344,17 @@ class AddressAllocator:
         finally:
             self._writing -= addresses
 
-        granted = [pending for pending in granted if not pending.future.done()]
+        # Requests may have been cancelled during the write.
+        waiting = [pending for pending in granted if not pending.future.done()]
         if written:
-            for pending in granted:
+            for pending in waiting:
                 _answer(pending, plan)
-        elif granted and attempt + 1 < _ATTEMPTS:
+        elif waiting and attempt + 1 < _ATTEMPTS:
             await _back_off(attempt)
-            await self._allocate_batch(granted, attempt + 1)
+            await self._allocate_batch(waiting, attempt + 1)
         else:
             failure = Conflict(409, "Conflict", f"IPPool {pool}: modified concurrently; retrying")
-            self._fail(granted, failure, self.group.allocations)
+            self._fail(waiting, failure, self.group.allocations)
 
     async def _tracked_write(self, pool: str, patch: Obj, ids: list[str]) -> bool:
         """Patch a pool as `PoolWriter.try_write` does, and remember a write without an answer.
@@ -358,7 +364,7 @@ class AddressAllocator:
         :param ids: the ids of the requests that the write serves
         """
         version = int(patch["metadata"]["resourceVersion"])
-        before = self.group.unanswered.expect(pool, ids, version)
+        earlier = self.group.unanswered.expect(pool, ids, version)
         try:
             written = await self._writer.try_write(pool, patch)
         except ApiError as error:
@@ -366,10 +372,12 @@ class AddressAllocator:
             # of this write says nothing about it. After a fault of the server, this write may take
             # effect later, too.
             if not isinstance(error, ServerFault):
-                self.group.unanswered.settle(pool, ids, before)
+                self.group.unanswered.settle(pool, ids, earlier)
             raise
 
-        newer_writes = {key: newer for key, newer in before.items() if newer > version}
+        # The pool now has a newer version than this write requires, so that this write, and
+        # earlier ones which require the same version, cannot take effect any more.
+        newer_writes = {key: newer for key, newer in earlier.items() if newer > version}
         self.group.unanswered.settle(pool, ids, newer_writes)
         return written
 

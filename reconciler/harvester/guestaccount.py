@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import yaml
 
@@ -35,15 +36,14 @@ from caphv.api.resources import VIRTUAL_MACHINES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
+from reconciler.harvester.accountobjects import token_secret
 from reconciler.harvester.identityaccount import (
     AccountError,
-    api_server,
     expiring_token,
     published_ca,
-    token_secret,
     wait_for_token,
 )
-from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
+from reconciler.harvester.kubeconfig import api_server, kubeconfig, virtual_address
 
 CLUSTER_ROLE = CLOUD_PROVIDER_ROLE
 LABEL = "caphv.io/cloud-config"
@@ -149,10 +149,17 @@ async def ensure(client: ApiClient, guest: GuestAccount) -> None:
         await client.create(CLUSTER_ROLE_BINDINGS, binding)
 
 
+class ServerToken(NamedTuple):
+    """A token, and the CA (PEM) of the server that accepts it."""
+
+    token: str
+    ca: str
+
+
 async def token(
     client: ApiClient, guest: GuestAccount, *, seconds: int, renew: bool
-) -> tuple[str, str]:
-    """Return a token and the CA (PEM) of the server that takes it.
+) -> ServerToken:
+    """Return a token of an account.
 
     Raises `AccountError`, `ApiError`.
 
@@ -163,7 +170,8 @@ async def token(
     """
     key = guest.key
     if seconds:
-        return await expiring_token(client, key, seconds), await published_ca(client, key.namespace)
+        expiring = await expiring_token(client, key, seconds)
+        return ServerToken(expiring, await published_ca(client, key.namespace))
 
     name = guest.current
     if renew or not name:
@@ -179,9 +187,8 @@ async def token(
             ) from None
 
     data = (await wait_for_token(client, Key(key.namespace, name)))["data"]
-    value = base64.b64decode(data["token"])
-    ca = base64.b64decode(data["ca.crt"])
-    return value.decode(), ca.decode()
+    lasting = base64.b64decode(data["token"]).decode()
+    return ServerToken(lasting, base64.b64decode(data["ca.crt"]).decode())
 
 
 async def server(client: ApiClient) -> str:
@@ -204,9 +211,9 @@ async def works(content: str, namespace: str) -> None:
         await probe.close()
 
 
-def former(guest: GuestAccount, kept: str) -> list[Obj]:
-    """Return all token Secrets except the one that is kept."""
-    return [obj for obj in guest.tokens if obj["metadata"]["name"] != kept]
+def former(guest: GuestAccount, current: str) -> list[Obj]:
+    """Return all token Secrets except the current one."""
+    return [obj for obj in guest.tokens if obj["metadata"]["name"] != current]
 
 
 async def delete(client: ApiClient, guest: GuestAccount) -> None:
@@ -278,6 +285,7 @@ def _number(secret: Obj) -> int:
 
 
 async def _find(client: ApiClient, resource: Resource, key: Key) -> Obj | None:
+    """Return an object, None if it does not exist."""
     try:
         return await client.get(resource, key.name, key.namespace)
     except NotFound:

@@ -12,86 +12,35 @@ every few seconds, whatever the number of accounts and machines.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from caphv.api import names, resources
-from caphv.api.guestparts import guest_name
-from caphv.api.object import DEPLOYMENTS, NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj, labels_of
 from caphv.runtime.budget import SHARED_CACHE_BYTES, MemoryBudget
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.kubeconfig import Kubeconfig
-from reconciler.harvester import addressuse, slim
 from reconciler.harvester.allocator import AllocatorGroup
 from reconciler.harvester.sharedcache import Collection, SharedCache
+from reconciler.harvester.watchedcollections import DEPLOYMENT
 
 if TYPE_CHECKING:
     from reconciler.harvester.session import Session
 
-HARVESTER_NAMESPACE = "harvester-system"
-HARVESTER_DEPLOYMENT = "harvester"
-PROBE_BACKOFF_SECONDS = 4.0
 _BACKOFF_SECONDS = 60.0
 
-ServerKey = tuple[str, ...]
 
-DEPLOYMENT = Collection(
-    DEPLOYMENTS,
-    HARVESTER_NAMESPACE,
-    {
-        "field_selector": f"metadata.name={HARVESTER_DEPLOYMENT}",
-        "transform": slim.deployment,
-        "max_backoff": PROBE_BACKOFF_SECONDS,
-        "probe": None,
-    },
-)
-# Reconciles delete nothing because an object is absent here, so the first list may come from the
-# server's cache.
-HOSTS = Collection(NODES, "", {"transform": slim.host, "first_from_cache": True})
-IMAGES = Collection(resources.IMAGES, "", {"transform": slim.image, "first_from_cache": True})
-KEY_PAIRS = Collection(
-    resources.KEY_PAIRS, "", {"transform": slim.key_pair, "first_from_cache": True}
-)
-POOLS = Collection(resources.IP_POOLS)
-# Services are watched in all namespaces, because an address that any load balancer announces must
-# not be allocated.
-LOAD_BALANCER_SERVICES = Collection(
-    SERVICES,
-    "",
-    {
-        "label_selector": f"{names.SERVICE_LB_LABEL}=true",
-        "indexes": {"address": addressuse.balancer_addresses},
-    },
-)
-CLUSTER_WIDE = (DEPLOYMENT, HOSTS, IMAGES, KEY_PAIRS, POOLS, LOAD_BALANCER_SERVICES)
+class ServerKey(NamedTuple):
+    """What identifies a Harvester; accounts with equal keys share caches.
 
-
-def collections_of(
-    namespace: str, management_cluster: str
-) -> tuple[Collection, Collection, Collection, Collection]:
-    """Return the collections of VMs, instances, claims and load balancers of a namespace.
-
-    VMs are indexed by label `harvestercluster/machinetype`, by the name of their guest cluster, and
-    by `guest_of_cluster`. Instances and load balancers are indexed by their addresses.
-
-    Load balancers are also indexed by the name of the guest that created them.
-
-    :param management_cluster: uid of the management cluster whose VMs are kept in full
+    :param uid: uid of namespace `kube-system`
+    :param unshared: fingerprint of credentials that share nothing with others, else empty
     """
-    transform = functools.partial(slim.virtual_machine, management_cluster=management_cluster)
-    vms = {
-        "transform": transform,
-        "indexes": {"machinetype": _machine_type, "guest": _guest_cluster},
-    }
-    instances = {"transform": slim.instance, "indexes": {"address": addressuse.instance_addresses}}
-    balancers = {"indexes": {"address": addressuse.balancer_addresses, "guest": _guest_of_balancer}}
-    return (
-        Collection(resources.VIRTUAL_MACHINES, namespace, vms),
-        Collection(resources.VIRTUAL_MACHINE_INSTANCES, namespace, instances),
-        Collection(PERSISTENT_VOLUME_CLAIMS, namespace, {"transform": slim.claim}),
-        Collection(resources.LOAD_BALANCERS, namespace, balancers),
-    )
+
+    server: str
+    ca: str
+    tls_server_name: str
+    proxy_url: str
+    uid: str
+    unshared: str
 
 
 class Probe:
@@ -128,6 +77,7 @@ class Probe:
         self._report(type(error).__name__)
 
     def _handle_probe_answer(self) -> None:
+        """Let all watches that have failed retry now, because Harvester answers."""
         if self._waiting:
             self._waiting = False
             for informer in self._others():
@@ -135,6 +85,7 @@ class Probe:
         self._report("answers")
 
     def _report(self, health: str) -> None:
+        """Call `on_health` if the health differs from what was reported last."""
         if health != self._health:
             self._health = health
             self._on_health()
@@ -224,8 +175,10 @@ class Harvesters:
         key = server_key(access, uid)
         harvester = self._harvesters.get(key)
         if harvester is None:
-            before = self._unanswered.pop(key, None)
-            harvester = Harvester(key, access.server, self._on_change, before, self._cache_bytes)
+            allocators = self._unanswered.pop(key, None)
+            harvester = Harvester(
+                key, access.server, self._on_change, allocators, self._cache_bytes
+            )
             self._harvesters[key] = harvester
         harvester.sessions[session] = None
         return harvester
@@ -241,31 +194,14 @@ class Harvesters:
 
 
 def server_key(access: Kubeconfig, uid: str) -> ServerKey:
-    """Return the key of a Harvester; connections with equal keys share caches."""
+    """Return the key of the Harvester at the end of a connection, whose `kube-system` has a uid."""
     # An unverified server can claim any uid, so such a connection shares with nothing but itself.
-    alone = access.fingerprint if access.insecure or not uid else ""
-    return (access.server, access.ca.strip(), access.tls_server_name, access.proxy_url, uid, alone)
-
-
-def _machine_type(vm: Obj) -> list[str]:
-    value = labels_of(vm).get(names.MACHINE_TYPE_LABEL)
-    return [value] if value else []
-
-
-def guest_of_cluster(guest: str, cluster: str) -> str:
-    """Return the value by which index `guest` has the VMs of one cluster with a guest's name.
-
-    :param cluster: the label of the Cluster, empty for VMs without one
-    """
-    return f"{guest}/{cluster}"
-
-
-def _guest_cluster(vm: Obj) -> list[str]:
-    labels = labels_of(vm)
-    guest = labels.get(names.GUEST_CLUSTER_LABEL)
-    return [guest, guest_of_cluster(guest, labels.get(names.CLUSTER_LABEL, ""))] if guest else []
-
-
-def _guest_of_balancer(balancer: Obj) -> list[str]:
-    name = guest_name(balancer)
-    return [name] if name else []
+    unshared = access.fingerprint if access.insecure or not uid else ""
+    return ServerKey(
+        access.server,
+        access.ca.strip(),
+        access.tls_server_name,
+        access.proxy_url,
+        uid,
+        unshared,
+    )

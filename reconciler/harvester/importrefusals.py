@@ -59,8 +59,8 @@ class ImportRefusals:
         :param first: seconds until the second attempt
         :param longest: the most seconds between two attempts
         """
-        before = self._refusals.get(subject)
-        attempts = before.attempts + 1 if before else 1
+        former = self._refusals.get(subject)
+        attempts = former.attempts + 1 if former else 1
         # The exponent is bounded, because a float is.
         delay = min(first * 2 ** min(attempts - 1, 16), longest)
         refusal = Refusal(without_trace(error), attempts, self._clock() + delay)

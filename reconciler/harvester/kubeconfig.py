@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import ipaddress
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -58,3 +59,17 @@ def virtual_address(service: Obj | None) -> str:
         return f"https://{ipaddress.IPv4Address(address)}:{API_PORT}"
     except ValueError:
         return ""
+
+
+def api_server(url: str) -> str:
+    """Return the URL of Harvester's own API server.
+
+    :param url: URL of that API server, or of Rancher's proxy in front of it
+    """
+    # The kubeconfig that Harvester offers for download leads to the proxy, which accepts no tokens
+    # of ServiceAccounts.
+    parts = urlsplit(url)
+    if not parts.path.startswith("/k8s/clusters/"):
+        return url.rstrip("/")
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"https://{host}:{API_PORT}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from caphv.api import resources
 from caphv.api.object import Obj
@@ -10,8 +11,12 @@ from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict, NotFound
 
-WriteKey = tuple[str, str]
-"""Name of the pool, and the id of a request."""
+
+class WriteKey(NamedTuple):
+    """Name of a pool, and the id of a request that a write to it serves."""
+
+    pool: str
+    id: str
 
 
 class UnansweredWrites(dict[WriteKey, int]):
@@ -19,23 +24,23 @@ class UnansweredWrites(dict[WriteKey, int]):
 
     def expect(self, pool: str, ids: Iterable[str], version: int) -> dict[WriteKey, int]:
         """Record that a write for these ids is about to be sent; return earlier such writes."""
-        keys = [(pool, identity) for identity in ids]
-        before = {key: self[key] for key in keys if key in self}
-        self.update({key: max(version, before.get(key, version)) for key in keys})
-        return before
+        keys = [WriteKey(pool, identity) for identity in ids]
+        earlier = {key: self[key] for key in keys if key in self}
+        self.update({key: max(version, earlier.get(key, version)) for key in keys})
+        return earlier
 
-    def settle(self, pool: str, ids: Iterable[str], before: Mapping[WriteKey, int]) -> None:
+    def settle(self, pool: str, ids: Iterable[str], earlier: Mapping[WriteKey, int]) -> None:
         """Record that the write cannot take effect later.
 
-        :param before: earlier writes for these ids, which may still take effect
+        :param earlier: earlier writes for these ids, which may still take effect
         """
         for identity in ids:
-            self.pop((pool, identity), None)
-        self.update(before)
+            self.pop(WriteKey(pool, identity), None)
+        self.update(earlier)
 
     def of(self, ids: Collection[str]) -> dict[WriteKey, int]:
         """Return the writes for these ids."""
-        return {key: version for key, version in self.items() if key[1] in ids}
+        return {key: version for key, version in self.items() if key.id in ids}
 
 
 class PoolWriter:

@@ -1,9 +1,10 @@
-"""Ask Harvester what an account may do, with a SelfSubjectAccessReview."""
+"""Ask Harvester what an account may do, and say how to grant it a right that it lacks."""
 
 from __future__ import annotations
 
 import logging
 
+from caphv.api import remedies
 from caphv.api.object import SELF_SUBJECT_ACCESS_REVIEWS, at
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import RequestError
@@ -15,7 +16,7 @@ log = logging.getLogger(__name__)
 async def may(client: ApiClient, verb: str, collection: Collection) -> bool:
     """Return whether the account of a client may use a verb on a collection.
 
-    Returns False if the review fails.
+    Asks with a SelfSubjectAccessReview. Returns False if the review fails.
     """
     attributes = {
         "group": collection.resource.group,
@@ -46,3 +47,23 @@ async def may(client: ApiClient, verb: str, collection: Collection) -> bool:
         return False
 
     return bool(at(review, "status", "allowed"))
+
+
+def command_for(
+    target: str, *, pools: bool = False, images: str = "", backups: bool = False
+) -> str:
+    """Return the end of a message about a refused request: the command that grants the right.
+
+    :param images: namespace into which images may be imported, empty for none
+    :param backups: whether the right to back up VMs is missing
+    """
+    # The command names the target namespace, so that a new account never gets rights in all
+    # namespaces.
+    flags = " --create-ip-pools" if pools else ""
+    flags += f" --import-images {images}" if images else ""
+    flags += " --back-up-vms" if backups else ""
+    command = remedies.GRANT_RIGHTS(target=target, more=flags)
+    return (
+        f"; an administrator of Harvester can grant it: {command}, with --name and --namespace of "
+        "the account"
+    )

@@ -14,12 +14,8 @@ from caphv.api.tokens import ServiceAccountToken
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, NotFound
 from caphv.runtime.text import load_yaml
-from reconciler.harvester.identityaccount import (
-    AccountError,
-    expiring_token,
-    token_secret,
-    wait_for_token,
-)
+from reconciler.harvester.accountobjects import token_secret
+from reconciler.harvester.identityaccount import AccountError, expiring_token, wait_for_token
 
 _NUMBERED = re.compile(r"(.*)-([1-9]\d{0,5})")
 

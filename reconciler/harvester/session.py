@@ -26,16 +26,7 @@ from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler import metrics
 from reconciler.harvester.accounthealth import AccountHealth
 from reconciler.harvester.allocator import AddressAllocator
-from reconciler.harvester.harvester import (
-    CLUSTER_WIDE,
-    DEPLOYMENT,
-    HARVESTER_DEPLOYMENT,
-    HARVESTER_NAMESPACE,
-    PROBE_BACKOFF_SECONDS,
-    Harvester,
-    Harvesters,
-    Probe,
-)
+from reconciler.harvester.harvester import Harvester, Harvesters, Probe
 from reconciler.harvester.importrefusals import ImportRefusals
 from reconciler.harvester.sharedcache import Collection
 from reconciler.harvester.sharing import CacheSharing
@@ -45,6 +36,13 @@ from reconciler.harvester.views import (
     View,
     refusal_of,
     sync_error_of,
+)
+from reconciler.harvester.watchedcollections import (
+    CLUSTER_WIDE,
+    DEPLOYMENT,
+    HARVESTER_DEPLOYMENT,
+    HARVESTER_NAMESPACE,
+    PROBE_BACKOFF_SECONDS,
 )
 
 log = logging.getLogger(__name__)
@@ -373,6 +371,7 @@ class Session(ClusterWideCaches):
         await self._sharing.review(self._all_views())
 
     def _all_views(self) -> list[View]:
+        """Return the views of cluster-wide collections and of all target namespaces."""
         views = list(self._views.values())
         for namespace in self.namespaces.values():
             views += namespace.views
@@ -391,6 +390,7 @@ class Session(ClusterWideCaches):
             self._wake.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task that ends with the session."""
         # An empty context keeps the name of the cluster whose reconcile opened the session out of
         # the session's log.
         task = asyncio.create_task(work, context=contextvars.Context())

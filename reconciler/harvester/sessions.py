@@ -21,6 +21,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Use:
+    """How one HarvesterCluster uses a session.
+
+    :param namespace: target namespace of the cluster
+    :param harvester_uid: the Harvester that the cluster is known to run on, empty if unknown
+    :param accepted: whether the session leads to the Harvester of the cluster
+    """
+
     session: Session
     namespace: str
     identity: str
@@ -74,8 +81,8 @@ class Sessions:
         use = self._uses.get(cluster)
         if use is None:
             return None
-        same = bool(use.harvester_uid) and use.session.uid == use.harvester_uid
-        if use.accepted or same:
+        is_same_harvester = bool(use.harvester_uid) and use.session.uid == use.harvester_uid
+        if use.accepted or is_same_harvester:
             return use.session
         # A session whose caches are not filled can do no harm, and may have an error to report.
         return None if use.session.synced else use.session
@@ -175,16 +182,16 @@ class Sessions:
     def accept(self, cluster: Key) -> bool:
         """Record that a cluster's session leads to its Harvester; return whether that is news."""
         use = self._uses[cluster]
-        new = not use.accepted
+        is_news = not use.accepted
         use.accepted = True
-        return new
+        return is_news
 
     async def release(self, cluster: Key) -> None:
         """Release the session of a deleted cluster."""
-        before = self._uses.pop(cluster, None)
-        if before:
-            self._users[before.session].pop(cluster, None)
-            await self._collect(before)
+        former = self._uses.pop(cluster, None)
+        if former:
+            self._users[former.session].pop(cluster, None)
+            await self._collect(former)
 
     async def close(self) -> None:
         """Close all sessions."""

@@ -143,6 +143,7 @@ class _Source:
         return self._cache.reader.client.time
 
     async def list(self, resource: Resource, namespace: str = "", **options: Any) -> Obj:
+        """List with the account that reads, and with the next one after a refusal."""
         while True:
             account = self._cache.reader
             try:
@@ -154,6 +155,7 @@ class _Source:
     async def watch(
         self, resource: Resource, namespace: str = "", **options: Any
     ) -> AsyncGenerator[tuple[str, Obj], None]:
+        """Watch with the account that reads now; the watch ends when another one reads."""
         account = self._cache.reader
         try:
             async with contextlib.aclosing(

@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from reconciler.harvester.harvester import POOLS, Harvester
+from reconciler.harvester.harvester import Harvester
 from reconciler.harvester.rights import may
 from reconciler.harvester.views import View
+from reconciler.harvester.watchedcollections import POOLS
 
 if TYPE_CHECKING:
     from reconciler.harvester.session import Session
@@ -46,11 +47,11 @@ class CacheSharing:
 
     async def open(self, views: Iterable[View]) -> None:
         """Give each view that is empty a cache, and announce all of them."""
-        views = list(views)
-        for view in views:
+        opened = list(views)
+        for view in opened:
             if not view.is_shared and not view.is_read_alone:
                 await self._open(view)
-        self._announce(views)
+        self._announce(opened)
 
     async def review(self, views: Iterable[View]) -> None:
         """Leave shared caches that the account may no longer list, and join caches that it may."""

@@ -77,11 +77,11 @@ def _volumes(template: Obj) -> list[Obj]:
 def instance(vmi: Obj) -> Obj:
     """Keep age, phase, host, addresses and conditions of an instance; its size with marks."""
     status = vmi.get("status") or {}
-    slim_status = _kept(status, _INSTANCE)
+    slim_status = _pick(status, _INSTANCE)
     if interfaces := status.get("interfaces"):
         slim_status["interfaces"] = _interfaces(interfaces)
     if conditions := status.get("conditions"):
-        slim_status["conditions"] = [_kept(condition, _CONDITION) for condition in conditions]
+        slim_status["conditions"] = [_pick(condition, _CONDITION) for condition in conditions]
 
     # The guest reports the UUID as its system UUID, which identifies the VM of a Node.
     marks = _marks(vmi["metadata"])
@@ -90,7 +90,7 @@ def instance(vmi: Obj) -> Obj:
         slim_status |= {
             section: size
             for section, fields in _SIZE
-            if (size := _kept(status.get(section), fields))
+            if (size := _pick(status.get(section), fields))
         }
         if volumes := _machine_volumes(vmi):
             slim_status["volumeStatus"] = volumes
@@ -101,8 +101,8 @@ def instance(vmi: Obj) -> Obj:
     domain: Obj = {"devices": devices} if devices else {}
     spec: Obj = {"spec": {"domain": domain}} if domain else {}
     if marks:
-        domain["firmware"] = _kept(firmware, ("uuid",))
-        spec = {"spec": {"domain": domain, **_kept(vmi.get("spec"), ("evictionStrategy",))}}
+        domain["firmware"] = _pick(firmware, ("uuid",))
+        spec = {"spec": {"domain": domain, **_pick(vmi.get("spec"), ("evictionStrategy",))}}
     metadata = {**_metadata(vmi, "creationTimestamp"), **marks}
     return {"metadata": metadata, **spec, "status": slim_status}
 
@@ -111,7 +111,7 @@ def _devices(devices: Obj) -> Obj:
     """Return the resource names of an instance's devices, by the lists that name them."""
     return {
         name: [
-            _kept(device, ("deviceName",))
+            _pick(device, ("deviceName",))
             for device in listed[:_MAX_DEVICES]
             if isinstance(device, dict)
         ]
@@ -131,14 +131,14 @@ def _machine_volumes(vmi: Obj) -> list[Obj]:
         if not isinstance(volume, dict):
             continue
         info = at(volume, "persistentVolumeClaimInfo")
-        claim = _kept(info if isinstance(info, dict) else None, _CLAIM)
+        claim = _pick(info if isinstance(info, dict) else None, _CLAIM)
         if "capacity" in claim:
             claim["capacity"] = {"storage": at(info, "capacity", "storage")}
         is_machines = not volume.get("hotplugVolume") or is_added_volume(
             vmi["metadata"]["name"], str(volume.get("name"))
         )
         if claim and is_machines:
-            state = _kept(volume, ("phase", "message"))
+            state = _pick(volume, ("phase", "message"))
             volumes.append({**state, "persistentVolumeClaimInfo": claim})
     return volumes[:_MAX_VOLUMES]
 
@@ -146,13 +146,13 @@ def _machine_volumes(vmi: Obj) -> list[Obj]:
 def _interfaces(interfaces: list[Obj]) -> list[Obj]:
     """Return the first interfaces and addresses, with NICs (which have a name) before others."""
     nics_first = sorted(interfaces, key=lambda interface: not interface.get("name"))
-    kept = [_kept(interface, _INTERFACE) for interface in nics_first[:_MAX_INTERFACES]]
-    room = _MAX_ADDRESSES
-    for interface in kept:
+    first = [_pick(interface, _INTERFACE) for interface in nics_first[:_MAX_INTERFACES]]
+    remaining = _MAX_ADDRESSES
+    for interface in first:
         if addresses := interface.get("ipAddresses"):
-            interface["ipAddresses"] = addresses[:room]
-            room -= len(interface["ipAddresses"])
-    return kept
+            interface["ipAddresses"] = addresses[:remaining]
+            remaining -= len(interface["ipAddresses"])
+    return first
 
 
 def claim(claim: Obj) -> Obj:
@@ -170,11 +170,11 @@ def claim(claim: Obj) -> Obj:
 def deployment(deployment: Obj) -> Obj:
     """Keep the conditions and images of a Deployment."""
     containers = list_at(deployment, "spec", "template", "spec", "containers")
-    images = [_kept(container, ("image",)) for container in containers]
+    images = [_pick(container, ("image",)) for container in containers]
     return {
         "metadata": _metadata(deployment),
         "spec": {"template": {"spec": {"containers": images}}},
-        "status": _kept(deployment.get("status"), ("conditions",)),
+        "status": _pick(deployment.get("status"), ("conditions",)),
     }
 
 
@@ -189,7 +189,7 @@ def host(node: Obj) -> Obj:
         if name.startswith("harvesterhci.io/") or name == names.EVACUATE_ANNOTATION
     }
     spec = node.get("spec") or {}
-    kept = {"unschedulable": spec.get("unschedulable", False), **_kept(spec, ("taints",))}
+    scheduling = {"unschedulable": spec.get("unschedulable", False), **_pick(spec, ("taints",))}
     metadata = {**_metadata(node, "labels"), "annotations": annotations}
     allocatable = at(node, "status", "allocatable")
     offered = offered_resources(allocatable) if isinstance(allocatable, dict) else {}
@@ -198,36 +198,36 @@ def host(node: Obj) -> Obj:
     # Without the times, which change with each heartbeat.
     conditions = at(node, "status", "conditions")
     ready = [
-        _kept(condition, ("type", "status"))
+        _pick(condition, ("type", "status"))
         for condition in (conditions if isinstance(conditions, list) else ())
         if isinstance(condition, dict) and condition.get("type") == "Ready"
     ]
     if ready:
         status["conditions"] = ready
-    return {"metadata": metadata, "spec": kept, **({"status": status} if status else {})}
+    return {"metadata": metadata, "spec": scheduling, **({"status": status} if status else {})}
 
 
 def image(image: Obj) -> Obj:
     """Keep name, source and type of an image, its import, its size, and the class of its copies."""
     conditions = (image.get("status") or {}).get("conditions") or ()
     imported = [
-        _kept(c, ("type", "status", "message"))
+        _pick(c, ("type", "status", "message"))
         for c in conditions
         if c.get("type") in ("Imported", "RetryLimitExceeded")
     ]
-    status = _kept(image.get("status"), ("storageClassName", "progress", "virtualSize"))
+    status = _pick(image.get("status"), ("storageClassName", "progress", "virtualSize"))
     kind = labels_of(image).get(names.IMAGE_TYPE_LABEL)
     labels = {"labels": {names.IMAGE_TYPE_LABEL: kind}} if kind else {}
     return {
         "metadata": {**_metadata(image), **labels},
-        "spec": _kept(image.get("spec"), ("displayName", "url", "checksum", "backend")),
+        "spec": _pick(image.get("spec"), ("displayName", "url", "checksum", "backend")),
         "status": {**status, "conditions": imported},
     }
 
 
 def key_pair(pair: Obj) -> Obj:
     """Keep the public key of a key pair."""
-    return {"metadata": _metadata(pair), "spec": _kept(pair.get("spec"), ("publicKey",))}
+    return {"metadata": _metadata(pair), "spec": _pick(pair.get("spec"), ("publicKey",))}
 
 
 def _marks(metadata: Obj) -> Obj:
@@ -244,10 +244,12 @@ def _marks(metadata: Obj) -> Obj:
     return marks
 
 
-def _kept(section: Obj | None, names: tuple[str, ...]) -> Obj:
+def _pick(section: Obj | None, names: tuple[str, ...]) -> Obj:
+    """Return some fields of a section, none if it does not exist."""
     return {name: section[name] for name in names if name in section} if section else {}
 
 
 def _metadata(obj: Obj, *names: str) -> dict[str, Any]:
-    kept = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp", *names)
-    return {name: obj["metadata"][name] for name in kept if name in obj["metadata"]}
+    """Return the metadata that every cached object has, and further fields by name."""
+    identity = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
+    return _pick(obj["metadata"], (*identity, *names))

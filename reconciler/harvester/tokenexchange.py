@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import yaml
@@ -38,9 +38,10 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, Conflict, Forbidden, NotFound, RequestError
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig, token_claims
 from caphv.runtime.text import load_yaml
-from reconciler.harvester import identityaccount
-from reconciler.harvester.identityaccount import Account, api_server, published_ca
-from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
+from reconciler.harvester import accountobjects, identityaccount
+from reconciler.harvester.accountobjects import Account
+from reconciler.harvester.identityaccount import published_ca
+from reconciler.harvester.kubeconfig import api_server, kubeconfig, virtual_address
 
 _INGRESS = Key("kube-system", "ingress-expose")
 _MAX_CONFLICTS = 2
@@ -109,7 +110,7 @@ async def exchange(
     credentials: Credentials,
     renewal: Renewal,
     owner: Owner,
-    kept: Credentials | None = None,
+    current: Credentials | None = None,
 ) -> Token:
     """Return a token for the credentials in the user's Secret.
 
@@ -119,7 +120,7 @@ async def exchange(
     :param connect: returns a client
     :param credentials: the credentials in the user's Secret
     :param owner: the record of the HarvesterClusterIdentity
-    :param kept: the token that the identity has, None without one
+    :param current: the token that the identity has, None without one
     """
     async with connected(connect, credentials.access) as client:
         account, bound = await _ensure_account(client, credentials.access, renewal, owner)
@@ -130,8 +131,9 @@ async def exchange(
             # A token that does not work must not take the place of credentials that do.
             await _test(connect, issued.credentials)
         except (ExchangeError, KubeconfigError, RequestError) as error:
-            if bound and bound["uid"] != (bound_uid(kept) if kept else ""):
-                # Nothing else would delete it, and what was issued with it.
+            if bound and bound["uid"] != (bound_uid(current) if current else ""):
+                # The Secret binds no token in use. Its deletion revokes the token that failed, and
+                # nothing else would delete the Secret.
                 with contextlib.suppress(RequestError):
                     await _delete(client, Key(account.namespace, bound["name"]), bound["uid"])
             if isinstance(error, Forbidden) and renewal.account is None:
@@ -210,13 +212,20 @@ async def _delete(client: ApiClient, key: Key, uid: str) -> None:
     await client.delete(SECRETS, key.name, key.namespace, uid=uid)
 
 
+class _TokenHolder(NamedTuple):
+    """A ServiceAccount, and name and uid of the Secret that binds its tokens; None for none."""
+
+    account: Key
+    bound: Obj | None
+
+
 async def _ensure_account(
     client: ApiClient, access: Kubeconfig, renewal: Renewal, owner: Owner
-) -> tuple[Key, Obj | None]:
-    """Return the account that gets the token, and what binds it.
+) -> _TokenHolder:
+    """Return the account that gets the token, and the Secret to which the token is bound.
 
-    Creates what the identity names. Tokens of an account that may not create Secrets in its
-    namespace are not bound.
+    Creates the account that the identity names. Tokens of an account that may not create Secrets
+    in its namespace are not bound.
     """
     if renewal.account is None:
         current = token_of(token_claims(access.token))
@@ -225,10 +234,10 @@ async def _ensure_account(
                 "the credentials are not the token of a ServiceAccount: set "
                 "spec.tokenRenewal.serviceAccount, so that the provider creates one with them"
             )
-        try:
-            return current.account, await _ensure_bound(client, current.account, owner)
-        except Forbidden:
-            return current.account, None
+        bound = None
+        with contextlib.suppress(Forbidden):
+            bound = await _ensure_bound(client, current.account, owner)
+        return _TokenHolder(current.account, bound)
 
     key = renewal.account
     account = Account(key.name, key.namespace, renewal.targets)
@@ -241,7 +250,7 @@ async def _ensure_account(
     bound = await _ensure_bound(client, key, owner)
     for resource, obj in _own_rights(key, owner, bound):
         await client.apply(resource, obj, manager=identityaccount.MANAGER)
-    return key, bound
+    return _TokenHolder(key, bound)
 
 
 async def _claim(client: ApiClient, account: Account, owner: Owner) -> None:
@@ -256,7 +265,7 @@ async def _claim(client: ApiClient, account: Account, owner: Owner) -> None:
         for kind in (ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS)
         for obj in (await client.list(kind))["items"]
     ]
-    problem = identityaccount.problem_of_namespaces(account, bindings)
+    problem = accountobjects.problem_of_namespaces(account, bindings)
     if problem:
         raise ExchangeError(f"spec.tokenRenewal.serviceAccount: {problem}")
 
@@ -300,12 +309,14 @@ def _require_rights(account: Account, bindings: list[Obj], owner: Owner, obj: Ob
             f"{remedy}"
         )
 
-    asked = identityaccount.rights_of(account, identityaccount.objects(account))
-    present = identityaccount.rights_of(account, bindings)
-    is_here = former is not None and former.management_cluster == owner.management_cluster
-    # An account of a user must not get more, and neither that of the same identity elsewhere, as
-    # after `clusterctl move`.
-    if (present <= asked) if obj is None or is_here else (present == asked):
+    intended = accountobjects.rights_of(account, accountobjects.account_objects(account))
+    present = accountobjects.rights_of(account, bindings)
+    # An account of this identity here may get more rights. An account of a user must have exactly
+    # the rights that are asked for, and so must that of the same identity on another management
+    # cluster, as after `clusterctl move`.
+    is_ours = former is not None and former.management_cluster == owner.management_cluster
+    may_extend = obj is None or is_ours
+    if present == intended or (may_extend and present < intended):
         return
     raise ExchangeError(
         f"ServiceAccount {name} on Harvester {'exists, and' if obj else 'does not exist, but'} has "
@@ -314,6 +325,7 @@ def _require_rights(account: Account, bindings: list[Obj], owner: Owner, obj: Ob
 
 
 def _annotations(owner: Owner) -> Obj:
+    """Return metadata with the record of an identity."""
     return {"annotations": record(owner)}
 
 
@@ -326,7 +338,14 @@ def _recorded_identity(obj: Obj) -> Owner | None:
     return Owner(kind, "", name, uid, cluster) if kind and name and uid and cluster else None
 
 
-def _own_rights(account: Key, owner: Owner, bound: Obj) -> list[tuple[Resource, Obj]]:
+class _RbacObject(NamedTuple):
+    """A Role or RoleBinding, and its kind."""
+
+    resource: Resource
+    obj: Obj
+
+
+def _own_rights(account: Key, owner: Owner, bound: Obj) -> list[_RbacObject]:
     """Return role and binding that let an account renew and revoke its own tokens only.
 
     Harvester deletes them with the Secret to which the tokens are bound.
@@ -338,17 +357,17 @@ def _own_rights(account: Key, owner: Owner, bound: Obj) -> list[tuple[Resource, 
         "annotations": record(owner),
         "ownerReferences": [dependent],
     }
-    own = {"apiGroups": [""], "resources": ["serviceaccounts/token"]}
-    own |= {"resourceNames": [account.name], "verbs": ["create"]}
+    tokens = {"apiGroups": [""], "resources": ["serviceaccounts/token"]}
+    tokens |= {"resourceNames": [account.name], "verbs": ["create"]}
     secret = {"apiGroups": [""], "resources": ["secrets"]}
     secret |= {"resourceNames": [bound["name"]], "verbs": ["get", "delete"]}
 
     subject = {"kind": "ServiceAccount", "name": account.name, "namespace": account.namespace}
     reference = {"apiGroup": ROLES.group, "kind": ROLES.kind, "name": bound["name"]}
-    role = {"metadata": metadata, "rules": [own, secret]}
+    role = {"metadata": metadata, "rules": [tokens, secret]}
     binding = {"metadata": metadata, "roleRef": reference, "subjects": [subject]}
     return [
-        (resource, {"apiVersion": resource.api_version, "kind": resource.kind, **obj})
+        _RbacObject(resource, {"apiVersion": resource.api_version, "kind": resource.kind, **obj})
         for resource, obj in ((ROLES, role), (ROLE_BINDINGS, binding))
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from caphv.api import names
 from caphv.api.counting import name_some
@@ -36,13 +37,13 @@ def failure_domains(
     :param used: names of domains that have machines; they stay published after their hosts were
         removed, but accept no new machines
     """
-    key, members = _group_hosts(hosts, published)
+    grouping = _group_hosts(hosts, published)
     open_hosts = _open_hosts(hosts)
     domains = {}
-    for name, group in members.items():
+    for name, members in grouping.members.items():
         is_selected = not control_plane or name in control_plane
-        is_open = any(host["metadata"]["name"] in open_hosts for host in group)
-        domains[name] = _domain(name, key, is_selected and is_open)
+        is_open = any(host["metadata"]["name"] in open_hosts for host in members)
+        domains[name] = _domain(name, grouping.label, is_selected and is_open)
     for domain in published:
         if domain["name"] in used and domain["name"] not in domains:
             domains[domain["name"]] = {**domain, "controlPlane": False}
@@ -56,10 +57,15 @@ def failure_domains(
     return [domains[name] for name in sorted(sorted(domains, key=importance)[:MAX_DOMAINS])]
 
 
-def _group_hosts(
-    hosts: Iterable[Obj], published: Iterable[Obj]
-) -> tuple[str, dict[str, list[Obj]]]:
-    """Return the label that identifies domains, and the hosts of each domain by its name.
+class _Grouping(NamedTuple):
+    """The label that identifies domains, and the hosts of each domain by its name."""
+
+    label: str
+    members: dict[str, list[Obj]]
+
+
+def _group_hosts(hosts: Iterable[Obj], published: Iterable[Obj]) -> _Grouping:
+    """Group hosts by failure domain.
 
     Zones are used if every host has the zone label. Once zones are published, they stay: a host
     that joins without the label then belongs to no domain.
@@ -67,14 +73,15 @@ def _group_hosts(
     workers = [host for host in hosts if not is_witness(host)]
     zones = [labels_of(host).get(names.ZONE_LABEL) for host in workers]
     publishes_zones = any(topology_key(domain) == names.ZONE_LABEL for domain in published)
-    if not any(zones) or not (all(zones) or publishes_zones):
-        return names.HOSTNAME_LABEL, {host_name(host): [host] for host in workers}
+    uses_zones = any(zones) and (all(zones) or publishes_zones)
+    if not uses_zones:
+        return _Grouping(names.HOSTNAME_LABEL, {host_name(host): [host] for host in workers})
 
     members: dict[str, list[Obj]] = {}
     for host, zone in zip(workers, zones, strict=True):
         if zone:
             members.setdefault(zone, []).append(host)
-    return names.ZONE_LABEL, members
+    return _Grouping(names.ZONE_LABEL, members)
 
 
 def unpublished_domains(hosts: Iterable[Obj]) -> list[Obj]:
@@ -160,4 +167,8 @@ def host_name(host: Obj) -> str:
 
 
 def _domain(name: str, key: str, control_plane: bool) -> Obj:
+    """Return a failure domain in the form of Cluster API.
+
+    :param key: the label by which the domain selects its hosts
+    """
     return {"name": name, "attributes": {"topologyKey": key}, "controlPlane": control_plane}

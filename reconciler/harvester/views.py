@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import Forbidden, NotFound
-from reconciler.harvester.harvester import (
+from reconciler.harvester.sharedcache import Collection
+from reconciler.harvester.watchedcollections import (
     DEPLOYMENT,
     HOSTS,
     IMAGES,
@@ -17,7 +18,6 @@ from reconciler.harvester.harvester import (
     POOLS,
     collections_of,
 )
-from reconciler.harvester.sharedcache import Collection
 
 if TYPE_CHECKING:
     from reconciler.harvester.session import Session
@@ -163,30 +163,32 @@ class TargetNamespace:
 
     def __init__(self, session: Session, name: str) -> None:
         self.name = name
-        self.views = tuple(
-            session.new_view(collection)
-            for collection in collections_of(name, session.management_cluster)
-        )
+        collections = collections_of(name, session.management_cluster)
+        self._vms = session.new_view(collections.vms)
+        self._instances = session.new_view(collections.instances)
+        self._claims = session.new_view(collections.claims)
+        self._load_balancers = session.new_view(collections.load_balancers)
+        self.views = (self._vms, self._instances, self._claims, self._load_balancers)
 
     @property
     def vms(self) -> Informer:
         """VirtualMachines, indexed by `harvestercluster/machinetype`."""
-        return self.views[0].informer
+        return self._vms.informer
 
     @property
     def instances(self) -> Informer:
         """VirtualMachineInstances."""
-        return self.views[1].informer
+        return self._instances.informer
 
     @property
     def claims(self) -> Informer:
         """PersistentVolumeClaims."""
-        return self.views[2].informer
+        return self._claims.informer
 
     @property
     def load_balancers(self) -> Informer:
         """LoadBalancers."""
-        return self.views[3].informer
+        return self._load_balancers.informer
 
     @property
     def informers(self) -> list[Informer]:
@@ -227,9 +229,9 @@ def refusal_of(views: Iterable[View], reads: Callable[[View], bool]) -> str:
     :param reads: returns whether the account reads a cache itself. If another account reads for it,
         errors say nothing about this account
     """
-    views = list(views)
-    if any(not view.informer.synced and view.informer.last_error is None for view in views):
+    checked = list(views)
+    if any(not view.informer.synced and view.informer.last_error is None for view in checked):
         return ""  # which error comes first depends on the order of answers
 
-    errors = (view.informer.last_error for view in views if reads(view))
+    errors = (view.informer.last_error for view in checked if reads(view))
     return "; ".join(str(error) for error in errors if isinstance(error, Forbidden))

@@ -158,7 +158,7 @@ class MachineReconciler:
                 await adopt_or_refuse(scope, vm)
 
         except Blocked as blocked:
-            if blocked.outage:
+            if blocked.is_outage:
                 return Result(requeue_after=blocked.requeue_after)  # the session reports its end
             scope.memory.adoption_refusal = blocked.message
             delays = filter(None, (blocked.requeue_after, _ADOPT_SECONDS))
@@ -174,7 +174,7 @@ class MachineReconciler:
         debounce = 0.0
         if not blocked.warn:
             debounce = scope.memory.transient.remaining(
-                GRACE_SECONDS if blocked.unknown else _DEBOUNCE_SECONDS
+                GRACE_SECONDS if blocked.is_unknown else _DEBOUNCE_SECONDS
             )
         if not debounce:
             await self._write(scope)
@@ -320,16 +320,18 @@ class MachineReconciler:
         draft = scope.draft
         # A lost VM stays lost during an outage, and explains why its Node does not answer.
         was_lost = draft.has_reason(ConditionType.VM_PROVISIONING_READY, Reason.MACHINE_NOT_FOUND)
-        if was_lost and blocked.outage and not being_deleted(scope.obj):
+        if was_lost and blocked.is_outage and not being_deleted(scope.obj):
             return
 
         # A VM keeps running while Harvester's API is unreachable, so Cluster API must not consider
         # the machine broken.
-        stays_ready = blocked.outage and draft.fields.get("ready") and not being_deleted(scope.obj)
+        stays_ready = (
+            blocked.is_outage and draft.fields.get("ready") and not being_deleted(scope.obj)
+        )
         affected = [blocked.condition]
         if not stays_ready:
             affected += [ConditionType.INFRASTRUCTURE_READY, ConditionType.READY]
-        set_condition = draft.set_unknown if blocked.unknown else draft.set_false
+        set_condition = draft.set_unknown if blocked.is_unknown else draft.set_false
         for condition in affected:
             set_condition(condition, blocked.reason, blocked.message)
 
@@ -337,7 +339,7 @@ class MachineReconciler:
         if vm_lost and draft.has(ConditionType.VM_UP_TO_DATE):
             # The VM can no longer be compared with the spec.
             draft.set_unknown(ConditionType.VM_UP_TO_DATE, blocked.reason, blocked.message)
-        if not blocked.unknown:
+        if not blocked.is_unknown:
             draft.set_ready(ready=False)
 
         is_known = draft.has_message(blocked.condition, blocked.message, blocked.reason)

@@ -27,7 +27,7 @@ from caphv.api.object import (
 )
 from caphv.runtime.errors import Forbidden, NotFound
 from reconciler.blocked import Blocked
-from reconciler.harvester.healthcheck import seconds_to_serve
+from reconciler.harvester.balancerprobe import seconds_to_serve
 from reconciler.machine.scope import MachineScope
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from caphv.api.labels import cluster_label
 from caphv.api.object import Obj, dict_at, key_of, labels_of
 from caphv.runtime.errors import ApiError, Conflict, NotFound, Unauthorized
 from reconciler import triggers
-from reconciler.harvester.harvester import guest_of_cluster
+from reconciler.harvester.watchedcollections import guest_of_cluster
 from reconciler.machine import guestlabels
 from reconciler.machine.guestlabels import guest_cluster_name
 from reconciler.machine.images import split_reference

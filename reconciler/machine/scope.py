@@ -11,9 +11,9 @@ from caphv.api.object import Key, Obj, at, key_of, list_at
 from caphv.api.ownership import Owner
 from caphv.runtime.errors import NotFound, Unreachable
 from reconciler import triggers
-from reconciler.blocked import Blocked
+from reconciler.blocked import Blocked, Cause
 from reconciler.context import Context
-from reconciler.harvester.identityaccount import command_for
+from reconciler.harvester.rights import command_for
 from reconciler.harvester.session import Session
 from reconciler.harvester.topology import unpublished_domains
 from reconciler.harvester.views import TargetNamespace
@@ -158,7 +158,7 @@ class MachineScope:
                 Reason.VM_PROVISIONING_IN_PROGRESS,
                 "waiting for the HarvesterCluster to connect to Harvester",
                 Watched.CONNECTION,
-                unknown=True,
+                cause=Cause.UNKNOWN,
             )
         if not session.error:
             return session
@@ -169,7 +169,7 @@ class MachineScope:
             outage.reason,
             f"{outage.message}; see the HarvesterCluster's conditions",
             Watched.CONNECTION,
-            unknown=True,
+            cause=Cause.UNKNOWN,
         )
 
     def namespace(self) -> TargetNamespace:
@@ -235,7 +235,9 @@ class MachineScope:
         if refusal:
             reason = Reason.TARGET_NAMESPACE_NOT_READY
             message = f"{place} cannot be read: {refusal}{command_for(self.target_namespace)}"
-        return Blocked(ConditionType.VM_PROVISIONING_READY, reason, message, source, unknown=True)
+        return Blocked(
+            ConditionType.VM_PROVISIONING_READY, reason, message, source, cause=Cause.UNKNOWN
+        )
 
     def instance(self) -> Obj | None:
         """Return the instance of the VM, None for none, or raise `Blocked` as `namespace` does."""

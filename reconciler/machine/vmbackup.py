@@ -49,7 +49,7 @@ from caphv.runtime.errors import (
     NotFound,
     ServerFault,
 )
-from reconciler.harvester.identityaccount import command_for
+from reconciler.harvester.rights import command_for
 from reconciler.machine.scope import MachineScope
 from reconciler.triggers import Delay, Watched
 

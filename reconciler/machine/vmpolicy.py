@@ -30,25 +30,25 @@ class Patience:
 
     :param fails_after: seconds until the state is a failure of a machine that was never
         provisioned; None if the state is never a failure
-    :param keeps_ready: seconds for which a ready machine stays ready in this state. Afterwards the
+    :param is_outage: seconds for which a ready machine stays ready in this state. Afterwards the
         state is a failure, unless `fails_after` is None
     """
 
     fails_after: float | None
-    keeps_ready: float
+    is_outage: float
 
 
 POLICY = {
-    VmPhase.DELETING: Patience(fails_after=None, keeps_ready=0),
-    VmPhase.STARTING: Patience(fails_after=None, keeps_ready=RESTART_SECONDS),
-    VmPhase.RESTARTING: Patience(fails_after=None, keeps_ready=RESTART_SECONDS),
-    VmPhase.STOPPING: Patience(fails_after=None, keeps_ready=0),
-    VmPhase.STOPPED: Patience(fails_after=0, keeps_ready=0),
-    VmPhase.PAUSED: Patience(fails_after=0, keeps_ready=0),
-    VmPhase.UNSCHEDULABLE: Patience(fails_after=CREATION_SECONDS, keeps_ready=CREATION_SECONDS),
-    VmPhase.FAILED: Patience(fails_after=CREATION_SECONDS, keeps_ready=0),
-    VmPhase.CRASHED: Patience(fails_after=0, keeps_ready=0),
-    VmPhase.UNKNOWN: Patience(fails_after=CREATION_SECONDS, keeps_ready=0),
+    VmPhase.DELETING: Patience(fails_after=None, is_outage=0),
+    VmPhase.STARTING: Patience(fails_after=None, is_outage=RESTART_SECONDS),
+    VmPhase.RESTARTING: Patience(fails_after=None, is_outage=RESTART_SECONDS),
+    VmPhase.STOPPING: Patience(fails_after=None, is_outage=0),
+    VmPhase.STOPPED: Patience(fails_after=0, is_outage=0),
+    VmPhase.PAUSED: Patience(fails_after=0, is_outage=0),
+    VmPhase.UNSCHEDULABLE: Patience(fails_after=CREATION_SECONDS, is_outage=CREATION_SECONDS),
+    VmPhase.FAILED: Patience(fails_after=CREATION_SECONDS, is_outage=0),
+    VmPhase.CRASHED: Patience(fails_after=0, is_outage=0),
+    VmPhase.UNKNOWN: Patience(fails_after=CREATION_SECONDS, is_outage=0),
 }
 """Patience with each phase. `RUNNING` needs none."""
 
@@ -82,7 +82,7 @@ def decide(
 
     if ready:
         # A restart consists of several phases, which together must end in time.
-        remaining = min(patience.keeps_ready - lasted, RESTART_SECONDS - down)
+        remaining = min(patience.is_outage - lasted, RESTART_SECONDS - down)
         if remaining > 0:
             return Verdict(failed=False, holds=True, review_after=remaining)
 

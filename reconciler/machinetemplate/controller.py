@@ -101,9 +101,9 @@ def node_info(hosts: Iterable[Obj]) -> dict[str, str]:
 def changes(status: Obj, new_capacity: dict[str, str], new_node_info: dict[str, str]) -> Obj:
     """Return the merge patch for a status, empty if nothing differs."""
     patch = {}
-    for field, new in (("capacity", new_capacity), ("nodeInfo", new_node_info)):
-        old = status.get(field) or {}
-        if old != new:
+    for field, intended in (("capacity", new_capacity), ("nodeInfo", new_node_info)):
+        present = status.get(field) or {}
+        if present != intended:
             # A merge patch removes only keys whose value is null.
-            patch[field] = {**dict.fromkeys(old), **new}
+            patch[field] = {**dict.fromkeys(present), **intended}
     return patch

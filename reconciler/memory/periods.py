@@ -76,21 +76,20 @@ class Debounce:
         self._since: float | None = None
         self._is_written = False
 
-    def remaining(self, lasting: float) -> float:
+    def remaining(self, patience: float) -> float:
         """Return the seconds until a transient state has to be written, 0 if that is now.
 
-        :param lasting: seconds for which a state must last before it is written
+        :param patience: seconds for which the first state must last before it is written
         """
         # A machine passes through half a dozen such states within seconds. Writing each of them
         # would take half of all requests. So only a state that lasts is written, and further states
         # less often.
         current_time = time.monotonic()
-        if self._is_written:
-            lasting = max(lasting, _NEXT_TRANSIENT_SECONDS)
+        required = max(patience, _NEXT_TRANSIENT_SECONDS) if self._is_written else patience
         if self._since is None:
             self._since = current_time
 
-        remaining = self._since + lasting - current_time
+        remaining = self._since + required - current_time
         if remaining <= 0:
             self._since = current_time
             self._is_written = True

@@ -1,7 +1,11 @@
-"""Caches of HarvesterClusterIdentities, and of the namespaces whose labels they select.
+"""Which Secret the clusters of a namespace get from a HarvesterClusterIdentity.
 
-They start with the first cluster that refers to such an identity. Without one, the provider needs
-neither the CRD nor a right on it, as before an upgrade of its manifests.
+`reconciler.cluster.identity` reads this Secret for a cluster. `reconciler.clusteridentity` renews
+tokens, and records here which identities have one in use.
+
+The caches of identities, and of namespaces whose labels they select, start with the first cluster
+that refers to an identity. Without such a cluster, the provider needs neither the CRD nor a right
+on it, as before an upgrade of its manifests.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound
 
 _BACKOFF_SECONDS = 5.0
-_KEPT = ("name", "uid", "resourceVersion", "generation", "labels")
+_CACHED_METADATA = ("name", "uid", "resourceVersion", "generation", "labels")
 _REFUSALS = (NotFound, Forbidden)
 
 
@@ -80,8 +84,8 @@ class ClusterIdentities:
             identity = self.renewed.ended.get(name)
         labels = None
         if identity and depends_on_labels(identity, namespace):
-            found = self._start_namespaces().get("", namespace)
-            labels = labels_of(found) if found else None
+            obj = self._start_namespaces().get("", namespace)
+            labels = labels_of(obj) if obj else None
         answer = resolve(name, identity, namespace, labels, self.namespace)
         if identity is None or isinstance(answer, Refused) or renewal_of(identity) is None:
             return answer
@@ -158,11 +162,13 @@ class ClusterIdentities:
         return _filled(self._namespaces, reports)
 
     def _handle_identity(self, change: Change) -> None:
+        """Report a change of a spec; the provider itself writes the status."""
         self.renewed.observe(change.old, change.new)
         if _spec(change.old) != _spec(change.new):
             self._identity_changed(change.key.name)
 
     def _handle_namespace(self, change: Change) -> None:
+        """Report a change of labels, which identities select."""
         if (
             change.old is None
             or change.new is None
@@ -238,6 +244,7 @@ class RenewedTokens:
 
 
 def _filled(informer: Informer, reports: _Reports) -> Informer:
+    """Return a cache if its content may be used. Raises `NotRead`."""
     # A CRD that was deleted took all identities with it, and without the right to watch no
     # withdrawal of a permission is noticed, whatever the cache still has.
     if reports.refusal or not informer.synced:
@@ -258,10 +265,12 @@ class _Reports:
         self.refusal: Exception | None = None
 
     def on_contact(self) -> None:
+        """Report that the cache is readable, unless it was."""
         self.refusal = None
         self._set(readable=True)
 
     def on_error(self, error: Exception) -> None:
+        """Report that the cache is no longer readable, if the API server refuses the watch."""
         if isinstance(error, _REFUSALS):
             self.refusal = error
             self._set(readable=False)
@@ -277,12 +286,12 @@ def _spec(obj: Obj | None) -> object:
 
 
 def _slim_identity(identity: Obj) -> Obj:
-    metadata = identity["metadata"]
-    kept = {name: metadata[name] for name in _KEPT if name in metadata}
+    """Return the fields of a HarvesterClusterIdentity to cache."""
     status = {"status": identity["status"]} if identity.get("status") else {}
-    return {"metadata": kept, "spec": identity.get("spec") or {}, **status}
+    return {**_slim_namespace(identity), "spec": identity.get("spec") or {}, **status}
 
 
 def _slim_namespace(namespace: Obj) -> Obj:
+    """Return the fields of a namespace to cache."""
     metadata = namespace["metadata"]
-    return {"metadata": {name: metadata[name] for name in _KEPT if name in metadata}}
+    return {"metadata": {name: metadata[name] for name in _CACHED_METADATA if name in metadata}}

@@ -8,16 +8,17 @@ from caphv.api.guestparts import DELETE
 from caphv.api.object import Obj, at, text_at
 
 DRIVER = "driver.harvesterhci.io"
+_CACHED_METADATA = ("name", "uid", "resourceVersion", "deletionTimestamp")
 
 
 def slim_volume(volume: Obj) -> Obj | None:
-    """Return what a cache keeps of a PersistentVolume; None for one of another driver."""
+    """Return the fields of a PersistentVolume to cache; None for one of another driver."""
     spec = volume.get("spec") or {}
     if at(spec, "csi", "driver") != DRIVER:
         return None
-    kept = ("name", "uid", "resourceVersion", "deletionTimestamp")
+    metadata = volume["metadata"]
     return {
-        "metadata": {name: volume["metadata"][name] for name in kept if name in volume["metadata"]},
+        "metadata": {name: metadata[name] for name in _CACHED_METADATA if name in metadata},
         "spec": {
             "csi": {"volumeHandle": at(spec, "csi", "volumeHandle") or ""},
             "persistentVolumeReclaimPolicy": spec.get("persistentVolumeReclaimPolicy") or "Retain",
@@ -26,18 +27,19 @@ def slim_volume(volume: Obj) -> Obj | None:
 
 
 def reclaim_policies(volumes: Iterable[Obj]) -> dict[str, str]:
-    """Return reclaim policies by the name of the claim on Harvester.
+    """Return the reclaim policy of each claim on Harvester, by the name of the claim.
 
-    Of several volumes with one claim, one that keeps it is enough to keep it. One that deletes it
-    has its name, which the CSI driver gives both: others were made by hand in the guest, and may
-    name any claim.
+    A volume names its claim in its handle. If several volumes name one claim, Retain wins.
+    Policy Delete counts only for a volume whose name is its handle: the CSI driver creates volumes
+    so. A user of the guest can create others, with the handle of any claim.
     """
     policies: dict[str, str] = {}
     for volume in volumes:
         handle = text_at(volume, "spec", "csi", "volumeHandle")
         policy = str(at(volume, "spec", "persistentVolumeReclaimPolicy"))
-        if policy == DELETE and handle != volume["metadata"]["name"]:
+        is_of_driver = volume["metadata"]["name"] == handle
+        if not handle or (policy == DELETE and not is_of_driver):
             continue
-        if handle and policies.get(handle, DELETE) == DELETE:
+        if policy != DELETE or handle not in policies:
             policies[handle] = policy
     return policies

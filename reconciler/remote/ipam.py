@@ -25,7 +25,14 @@ _CRDS = frozenset(
     str(resource(resources.IPAM_VERSIONS[0]))
     for resource in (resources.ip_address_claims, resources.ip_addresses)
 )
-_KEPT = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp", "ownerReferences")
+_CACHED_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "deletionTimestamp",
+    "ownerReferences",
+)
 _BACKOFF_SECONDS = 5.0
 # A core that is too old for the claims stays so until it is upgraded.
 _MAX_BACKOFF_SECONDS = 60.0
@@ -119,6 +126,7 @@ class Ipam:
         return next((watch.last_error for watch in watches if watch and watch.last_error), None)
 
     def _is_filled(self) -> bool:
+        """Whether the API exists, and both caches have been filled."""
         watches = (self._claims, self._addresses)
         return bool(self.is_served) and all(watch and watch.synced for watch in watches)
 
@@ -185,6 +193,7 @@ class Ipam:
                 await self._crds_changed.wait()
 
     def _informer(self, resource: Resource, transform: Callable[[Obj], Obj]) -> Informer:
+        """Return a cache that reports its state, and whose errors may open both caches again."""
         return Informer(
             self._client,
             resource,
@@ -196,6 +205,7 @@ class Ipam:
         )
 
     def _handle_address(self, change: Change) -> None:
+        """Report the claim of an address that has changed."""
         claim = at(change.obj, "spec", "claimRef", "name")
         self._on_claim(Key(change.key.namespace, str(claim or change.key.name)))
 
@@ -211,23 +221,23 @@ def _slim_crd(crd: Obj) -> Obj | None:
 def _slim_claim(claim: Obj) -> Obj:
     """Return the fields of a claim to cache."""
     status = claim.get("status") or {}
-    kept = {name: status[name] for name in ("addressRef", "conditions") if name in status}
     return {
         "metadata": _slim_metadata(claim),
         "spec": {"poolRef": dict_at(claim, "spec", "poolRef")},
-        "status": kept,
+        "status": {name: status[name] for name in ("addressRef", "conditions") if name in status},
     }
 
 
 def _slim_address(address: Obj) -> Obj:
     """Return the fields of an address to cache."""
     spec = address.get("spec") or {}
-    kept = ("claimRef", "address", "prefix", "gateway")
+    names = ("claimRef", "address", "prefix", "gateway")
     return {
         "metadata": _slim_metadata(address),
-        "spec": {name: spec[name] for name in kept if name in spec},
+        "spec": {name: spec[name] for name in names if name in spec},
     }
 
 
 def _slim_metadata(obj: Obj) -> Obj:
-    return {name: obj["metadata"][name] for name in _KEPT if name in obj["metadata"]}
+    """Return the metadata of an object to cache."""
+    return {name: obj["metadata"][name] for name in _CACHED_METADATA if name in obj["metadata"]}

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from caphv.api.object import Key, Obj, Resource, labels_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
+from reconciler.remote.firstcontact import FirstContact
 
 _BACKOFF_SECONDS = 10.0
-_KEPT = (
+_CACHED_METADATA = (
     "name",
     "namespace",
     "uid",
@@ -28,6 +29,8 @@ _KEPT = (
 
 @dataclass(slots=True)
 class _Watch:
+    """The watch of one object, and the task that follows it."""
+
     client: ApiClient
     target: Key
     informer: Informer
@@ -88,15 +91,7 @@ class ObjectWatches:
             await self.forget(cluster)
 
     def _start(self, cluster: Key, client: ApiClient, resource: Resource, target: Key) -> _Watch:
-        filled = False
-
-        def on_contact() -> None:
-            # Report once that the watch has been filled, because an absent object causes no event.
-            nonlocal filled
-            if not filled:
-                filled = True
-                self._changed(cluster)
-
+        """Start the watch of an object for a cluster. Parameters are those of `ensure`."""
         informer = Informer(
             client,
             resource,
@@ -104,7 +99,7 @@ class ObjectWatches:
             field_selector=f"metadata.name={target.name}",
             metadata_only=True,
             transform=_slim,
-            on_contact=on_contact,
+            on_contact=FirstContact(lambda: self._changed(cluster)),
             max_backoff=_BACKOFF_SECONDS,
         )
         informer.add_handler(lambda _change: self._changed(cluster))
@@ -114,7 +109,7 @@ class ObjectWatches:
 
 
 def _slim(obj: Obj) -> Obj:
-    # Responses to our own writes are whole objects, whose content must not stay in memory.
-    metadata = obj["metadata"]
-    slim = {name: metadata[name] for name in _KEPT if name in metadata}
-    return {"metadata": {**slim, "labels": labels_of(obj)}}
+    """Return the metadata of an object to cache."""
+    # Responses to our own writes are complete objects, whose content must not stay in memory.
+    metadata = {name: obj["metadata"][name] for name in _CACHED_METADATA if name in obj["metadata"]}
+    return {"metadata": {**metadata, "labels": labels_of(obj)}}

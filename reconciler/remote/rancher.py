@@ -17,11 +17,20 @@ from caphv.api.object import (
     annotations_of,
     at,
     labels_of,
+    list_at,
 )
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
+from reconciler.remote.firstcontact import FirstContact
 
-_KEPT = ("name", "namespace", "uid", "resourceVersion", "labels")
+_CACHED_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "labels",
+    "ownerReferences",
+)
 _LABELS = (
     names.CAPI_OWNER_LABEL,
     names.CAPI_OWNER_NAMESPACE_LABEL,
@@ -46,7 +55,7 @@ class Rancher:
             CUSTOM_RESOURCE_DEFINITIONS,
             metadata_only=True,
             transform=_slim_crd,
-            on_contact=self._on_first_contact(),
+            on_contact=FirstContact(self._report),
         )
         self._crds.add_handler(self._handle_crd)
         self._informers: dict[Resource, Informer] = {}
@@ -92,7 +101,7 @@ class Rancher:
                 self._client,
                 kind,
                 transform=_slim,
-                on_contact=self._on_first_contact(),
+                on_contact=FirstContact(self._report),
                 max_backoff=_BACKOFF_SECONDS,
             )
             informer.add_handler(self._handle_object)
@@ -107,17 +116,9 @@ class Rancher:
         if change.old is None or change.new is None or _fields(change.old) != _fields(change.new):
             self._changed()
 
-    def _on_first_contact(self) -> Callable[[], None]:
-        """Return a callback that reports the first contact of a watch, which fills its cache."""
-        contacted = False
-
-        def on_contact() -> None:
-            nonlocal contacted
-            if not contacted:
-                contacted = True
-                self._changed()
-
-        return on_contact
+    def _report(self) -> None:
+        """Report a change to the callback of `connect`, which may be set later than this one."""
+        self._changed()
 
 
 def _slim_crd(crd: Obj) -> Obj | None:
@@ -128,28 +129,41 @@ def _slim_crd(crd: Obj) -> Obj | None:
     return {"metadata": {name: metadata[name] for name in ("name", "uid", "resourceVersion")}}
 
 
+def is_externally_managed(cluster: Obj) -> bool:
+    """Return whether Rancher leaves a managed cluster to CAAPF, and creates no Fleet Cluster."""
+    return annotations_of(cluster).get(names.EXTERNALLY_MANAGED_ANNOTATION) == "true"
+
+
+def is_owned_by_cluster(obj: Obj, uid: str) -> bool:
+    """Return whether a Cluster with this uid is one of the owners of an object."""
+    return uid in _owner_clusters(obj)
+
+
+def _owner_clusters(obj: Obj) -> list[str]:
+    """Return the uids of the Clusters that own an object."""
+    owners = list_at(obj, "metadata", "ownerReferences")
+    return [owner["uid"] for owner in owners if owner["kind"] == "Cluster"]
+
+
 def _slim(obj: Obj) -> Obj:
     """Return the fields of an object to cache."""
-    metadata = obj["metadata"]
+    metadata = {name: obj["metadata"][name] for name in _CACHED_METADATA if name in obj["metadata"]}
+    mark = annotations_of(obj).get(names.EXTERNALLY_MANAGED_ANNOTATION)
+    if mark is not None:
+        metadata["annotations"] = {names.EXTERNALLY_MANAGED_ANNOTATION: mark}
     return {
-        "metadata": {name: metadata[name] for name in _KEPT if name in metadata},
+        "metadata": metadata,
         "spec": {"fleetWorkspaceName": at(obj, "spec", "fleetWorkspaceName") or ""},
         "status": {"clusterName": at(obj, "status", "clusterName") or ""},
-        "external": annotations_of(obj).get(names.EXTERNALLY_MANAGED_ANNOTATION) == "true",
-        "owners": [
-            owner["uid"]
-            for owner in metadata.get("ownerReferences") or ()
-            if owner["kind"] == "Cluster"
-        ],
     }
 
 
 def _fields(obj: Obj) -> list[object]:
-    """Return the fields whose changes matter."""
+    """Return the fields whose changes matter to a cluster that is imported."""
     return [
         obj["spec"],
         obj["status"],
-        obj["external"],
-        obj["owners"],
+        is_externally_managed(obj),
+        _owner_clusters(obj),
         *(labels_of(obj).get(name) for name in _LABELS),
     ]

@@ -35,6 +35,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from caphv.runtime.text import off_loop
+from reconciler.remote.firstcontact import FirstContact
 from reconciler.remote.guestvolumes import reclaim_policies, slim_volume
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,14 @@ log = logging.getLogger(__name__)
 _BACKOFF_SECONDS = 10.0
 # A control plane may take this long to boot.
 _BOOT_SECONDS = 600.0
+_CACHED_METADATA = (
+    "name",
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "labels",
+    "deletionTimestamp",
+)
 _INVALID = "invalid kubeconfig of workload cluster %s: %s"
 
 
@@ -52,6 +61,13 @@ def kubeconfig_secret(cluster: Key) -> Key:
 
 @dataclass(slots=True)
 class _Workload:
+    """The connection to one workload cluster.
+
+    :param fingerprint: hash of server and credentials
+    :param volumes: cache of PersistentVolumes, None until reclaim policies are asked for
+    :param outage: the first error since the API has stopped to answer, None while it answers
+    """
+
     client: ApiClient
     nodes: Informer
     fingerprint: str
@@ -60,6 +76,7 @@ class _Workload:
     outage: Exception | None = None
 
     async def close(self) -> None:
+        """Stop the watches, and close the connection."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -166,6 +183,7 @@ class WorkloadClusters:
         return reclaim_policies(volumes.store) if volumes.synced and volumes.current else None
 
     def _watch_volumes(self, cluster: Key, workload: _Workload) -> Informer:
+        """Start the watch of PersistentVolumes."""
         volumes = Informer(
             workload.client,
             PERSISTENT_VOLUMES,
@@ -264,14 +282,10 @@ class WorkloadClusters:
         client.on_limit = functools.partial(self._reached, cluster)
         self._close(cluster)
 
-        # Report only the first contact of a connection.
-        contacted = False
+        first_contact = FirstContact(lambda: self._reached(cluster))
 
         def on_contact() -> None:
-            nonlocal contacted
-            if not contacted:
-                contacted = True
-                self._reached(cluster)
+            first_contact()
             if workload.outage:
                 workload.outage = None
                 self._changed_reach(cluster)
@@ -311,11 +325,10 @@ async def _load_kubeconfig(cluster: Key, secret: Obj) -> Kubeconfig | None:
 def _slim(node: Obj) -> Obj:
     """Return the fields of a Node to cache."""
     metadata: dict[str, Any] = node["metadata"]
-    kept = ("name", "uid", "resourceVersion", "creationTimestamp", "labels", "deletionTimestamp")
     spec = node.get("spec") or {}
     info = dict_at(node, "status", "nodeInfo")
     return {
-        "metadata": {name: metadata[name] for name in kept if name in metadata},
+        "metadata": {name: metadata[name] for name in _CACHED_METADATA if name in metadata},
         "spec": {name: spec[name] for name in ("providerID", "taints") if name in spec},
         "status": {"nodeInfo": {"systemUUID": info.get("systemUUID", "")}},
     }

@@ -24,7 +24,7 @@ from caphv.api.resources import HARVESTER_CLUSTERS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.clientconfig import own_configuration
 from caphv.runtime.errors import ApiError, NotFound
-from reconciler.harvester.identityaccount import identity_secret
+from reconciler.harvester.identitysecrets import identity_secret
 from sandbox import manifests
 from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children, pki

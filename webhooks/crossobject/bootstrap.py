@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from caphv.api import rke2
 from caphv.api.resources import CLUSTER_API_GROUP
@@ -18,17 +19,35 @@ from webhooks.crossobject.model import (
 from webhooks.rules.model import Field
 
 RULES = Rules()
+
+
+class _Kind(NamedTuple):
+    """A kind of RKE2's provider, and the path of its bootstrap settings."""
+
+    name: str
+    group: str
+    path: tuple[str, ...]
+
+
 _KINDS = (
-    ("RKE2ControlPlane", CONTROL_PLANE_GROUP, ("spec",)),
-    ("RKE2ControlPlaneTemplate", CONTROL_PLANE_GROUP, ("spec", "template", "spec")),
-    ("RKE2Config", BOOTSTRAP_GROUP, ("spec",)),
-    ("RKE2ConfigTemplate", BOOTSTRAP_GROUP, ("spec", "template", "spec")),
+    _Kind("RKE2ControlPlane", CONTROL_PLANE_GROUP, ("spec",)),
+    _Kind("RKE2ControlPlaneTemplate", CONTROL_PLANE_GROUP, ("spec", "template", "spec")),
+    _Kind("RKE2Config", BOOTSTRAP_GROUP, ("spec",)),
+    _Kind("RKE2ConfigTemplate", BOOTSTRAP_GROUP, ("spec", "template", "spec")),
 )
+
+
+class _FoundProblem(NamedTuple):
+    """An object, its bootstrap settings, and a problem of these."""
+
+    entry: Entry
+    settings: Field
+    problem: rke2.Problem
 
 
 @RULES.rule(
     "rke2-bootstrap-unusable",
-    tuple(kind for kind, _, _ in _KINDS),
+    tuple(kind.name for kind in _KINDS),
     "RKE2's provider must be able to use bootstrap settings: otherwise machines wait, and only its "
     "log says why.",
     example=(
@@ -36,29 +55,29 @@ _KINDS = (
     ),
 )
 def _unusable(inventory: Inventory) -> Iterator[Located]:
-    for entry, spec, problem in _problems(inventory):
+    for entry, settings, problem in _problems(inventory):
         if not problem.lost:
             fault = Fault.INVALID if problem.value else Fault.REQUIRED
-            yield LocatedFinding(entry, spec.at(*problem.path).problem(fault, problem.detail))
+            yield LocatedFinding(entry, settings.at(*problem.path).problem(fault, problem.detail))
 
 
 @RULES.rule(
     "rke2-registries-lost",
-    tuple(kind for kind, _, _ in _KINDS),
+    tuple(kind.name for kind in _KINDS),
     "`privateRegistriesConfig.configs` must have one registry: of several, RKE2's provider keeps "
     "any one.",
     example="`configs` with credentials for two registries: keep one",
     advice=True,
 )
 def _lost(inventory: Inventory) -> Iterator[Located]:
-    for entry, spec, problem in _problems(inventory):
+    for entry, settings, problem in _problems(inventory):
         if problem.lost:
-            yield LocatedFinding(entry, spec.at(*problem.path).invalid(problem.detail))
+            yield LocatedFinding(entry, settings.at(*problem.path).invalid(problem.detail))
 
 
 @RULES.rule(
     "rke2-etcd-store-unverified",
-    tuple(kind for kind, group, _ in _KINDS if group == CONTROL_PLANE_GROUP),
+    tuple(kind.name for kind in _KINDS if kind.group == CONTROL_PLANE_GROUP),
     "`enforceSslVerify` of an S3 store for snapshots must be set: without it, RKE2's provider "
     "accepts any certificate.",
     example="`s3` without `enforceSslVerify`: set it to true",
@@ -80,15 +99,15 @@ def _unverified(inventory: Inventory) -> Iterator[Located]:
                 )
 
 
-def _problems(inventory: Inventory) -> Iterator[tuple[Entry, Field, rke2.Problem]]:
-    """Yield the object, its spec, and a problem of its bootstrap settings."""
+def _problems(inventory: Inventory) -> Iterator[_FoundProblem]:
+    """Yield the problems of all bootstrap settings."""
     for kind, group, path in _KINDS:
         for entry in inventory.of_kind(kind, group):
-            spec = entry.field.at(*path)
+            settings = entry.field.at(*path)
             # Control planes have a version, whereas machines have the version of worker templates.
-            version = spec.at("version").text or _version(inventory, entry)
-            for problem in rke2.problems(spec.mapping, version):
-                yield entry, spec, problem
+            version = settings.at("version").text or _version(inventory, entry)
+            for problem in rke2.problems(settings.mapping, version):
+                yield _FoundProblem(entry, settings, problem)
 
 
 def _version(inventory: Inventory, template: Entry) -> str:

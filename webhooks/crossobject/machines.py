@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from caphv.api.names import LONGHORN_DRIVER
 from caphv.api.resources import CLUSTER_API_GROUP
@@ -17,17 +18,25 @@ from webhooks.rules.model import CLUSTER, MACHINE, MACHINE_TEMPLATE, Field
 RULES = Rules()
 
 
-def _control_plane_replicas(inventory: Inventory) -> Iterator[tuple[Entry, Field]]:
-    """Yield control planes on Harvester, and Clusters whose class creates one, with replicas."""
+class _Setting(NamedTuple):
+    """An object and one of its fields, set or not."""
+
+    entry: Entry
+    field: Field
+
+
+def _control_plane_replicas(inventory: Inventory) -> Iterator[_Setting]:
+    """Yield the replicas of control planes on Harvester, and of Clusters whose class has one."""
     on_harvester = {owner.index for owner, _ in references(inventory)}
     for entry in inventory.entries:
         if is_control_plane(entry) and entry.index in on_harvester:
-            yield entry, entry.field.at("spec", "replicas")
+            yield _Setting(entry, entry.field.at("spec", "replicas"))
 
     for cluster in inventory.of_kind("Cluster", CLUSTER_API_GROUP):
         cluster_class = topology_class(inventory, cluster)
         if cluster_class is None or cluster_class.index in on_harvester:
-            yield cluster, cluster.field.at("spec", "topology", "controlPlane", "replicas")
+            replicas = cluster.field.at("spec", "topology", "controlPlane", "replicas")
+            yield _Setting(cluster, replicas)
 
 
 def topology_class_name(cluster: Entry) -> str:
@@ -162,14 +171,14 @@ def _cluster_name(inventory: Inventory) -> Iterator[Located]:
             yield LocatedFinding(entry, target.problem(Fault.DUPLICATE, detail), other)
 
 
-def _storage_classes(inventory: Inventory) -> Iterator[tuple[Entry, Field]]:
-    """Yield machines and templates with the StorageClass of each empty disk."""
+def _storage_classes(inventory: Inventory) -> Iterator[_Setting]:
+    """Yield the StorageClass of each empty disk of machines and templates."""
     for kind in (MACHINE, MACHINE_TEMPLATE):
         for entry in inventory.of_kind(kind):
             for volume in entry.spec.at("volumes").each():
                 name = volume.at("storageClass")
                 if volume.at("volumeType").value == "storageClass" and name.text:
-                    yield entry, name
+                    yield _Setting(entry, name)
 
 
 @RULES.rule(

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from caphv.api.names import CLUSTER_NAME_LABEL, GROUP
 from caphv.api.object import Obj
@@ -20,16 +21,26 @@ POOL_GROUP = "loadbalancer.harvesterhci.io"
 STORAGE_GROUP = "storage.k8s.io"
 
 
+class ApiVersion(NamedTuple):
+    """Field `apiVersion` of an object; both parts are empty for an object without the field."""
+
+    group: str
+    version: str
+
+
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One object of the set; `index` is its place in the given list."""
+    """One object of the set.
+
+    :param index: index of the object in the set, -1 for a ClusterClass that caphv ships
+    """
 
     index: int
     obj: Obj
 
     @cached_property
     def field(self) -> Field:
-        """The whole object."""
+        """The object as a field, from which paths begin."""
         return Field(self.obj, ())
 
     @cached_property
@@ -39,16 +50,16 @@ class Entry:
         return self.field.at(*path)
 
     @cached_property
-    def api(self) -> tuple[str, str]:
-        """Group and version, both empty when the object has none."""
+    def api(self) -> ApiVersion:
+        """Group and version."""
         # The core group has neither name nor slash: `v1`.
         group, _, version = self.field.at("apiVersion").text.rpartition("/")
-        return group, version
+        return ApiVersion(group, version)
 
     @property
     def group(self) -> str:
         """API group."""
-        return self.api[0]
+        return self.api.group
 
     @cached_property
     def kind(self) -> str:
@@ -83,6 +94,13 @@ Located = LocatedFinding[Entry]
 """Result of a check over several objects: an object, its finding, and the other object."""
 
 
+class ClusterPair(NamedTuple):
+    """A Cluster on Harvester and its HarvesterCluster."""
+
+    cluster: Entry
+    infrastructure: Entry
+
+
 class Inventory:
     """All objects, with the lookups that references need."""
 
@@ -104,17 +122,17 @@ class Inventory:
         An object without a namespace matches any namespace, but the same namespace matches better.
         """
         named = self._named.get((group, kind, name), [])
-        exact = (entry for entry in named if entry.namespace == namespace)
-        loose = (entry for entry in named if not entry.namespace or not namespace)
-        return next(exact, None) or next(loose, None)
+        in_namespace = (entry for entry in named if entry.namespace == namespace)
+        in_any = (entry for entry in named if not entry.namespace or not namespace)
+        return next(in_namespace, None) or next(in_any, None)
 
     def near(self, kind: str, name: str, group: str = GROUP) -> str:
         """Suggest the object with the most similar name. Return an empty text for none."""
         return did_you_mean(name, (entry.name for entry in self.of_kind(kind, group)))
 
     @cached_property
-    def clusters(self) -> list[tuple[Entry, Entry]]:
-        """Each Cluster on Harvester, with its HarvesterCluster."""
+    def clusters(self) -> list[ClusterPair]:
+        """Each Cluster whose HarvesterCluster is in the inventory."""
         pairs = []
         for cluster in self.of_kind("Cluster", CLUSTER_API_GROUP):
             ref = cluster.field.at("spec", "infrastructureRef")
@@ -123,11 +141,12 @@ class Inventory:
 
             namespace = ref.at("namespace").text or cluster.namespace
             if infrastructure := self.find("HarvesterCluster", namespace, ref.at("name").text):
-                pairs.append((cluster, infrastructure))
+                pairs.append(ClusterPair(cluster, infrastructure))
         return pairs
 
     @cached_property
     def _by_cluster(self) -> dict[tuple[str, str], Entry]:
+        """HarvesterClusters by namespace and name of their Cluster."""
         by_cluster = {}
         for infrastructure in self.of_kind("HarvesterCluster"):
             by_cluster[infrastructure.namespace, infrastructure.cluster_name] = infrastructure
@@ -144,11 +163,11 @@ class Inventory:
 
 
 def locate(rule: Rule, inventory: Inventory) -> Iterator[LocatedFinding[int]]:
-    """Run a rule over all objects, and yield its findings with the places of the objects."""
+    """Run a rule over all objects, and yield its findings with the indexes of the objects."""
     if rule.check is None:
         return
     for located in rule.check(inventory):
-        # A ClusterClass that caphv ships is not among the objects, so it has no place.
-        has_place = located.other is not None and located.other.index >= 0
-        other = located.other.index if has_place else None
+        other = located.other.index if located.other else None
+        if other is not None and other < 0:
+            other = None  # a ClusterClass that caphv ships is not among the objects
         yield LocatedFinding(located.place.index, rule.sign(located.finding), other)

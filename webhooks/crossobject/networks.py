@@ -76,6 +76,7 @@ def _cluster_network(inventory: Inventory) -> Iterator[Located]:
 
 
 def _overlap(first: Network | None, second: Network | None) -> bool:
+    """Return whether two networks overlap; an invalid one, or one of another family, does not."""
     if first is None or second is None or first.version != second.version:
         return False
     return first.overlaps(second)
@@ -131,14 +132,21 @@ def _routes_with_dhcp(inventory: Inventory) -> Iterator[Located]:
         yield from _check_routes(entry, infrastructure)
 
 
-def _with_infrastructure(inventory: Inventory) -> Iterator[tuple[Entry, Entry]]:
-    """Yield each machine and template of machines with the HarvesterCluster that it is for."""
+class _Consumer(NamedTuple):
+    """A machine or template of machines, and the HarvesterCluster whose network it uses."""
+
+    entry: Entry
+    infrastructure: Entry
+
+
+def _with_infrastructure(inventory: Inventory) -> Iterator[_Consumer]:
+    """Yield the machines and templates whose HarvesterCluster is in the inventory."""
     for machine in inventory.of_kind(MACHINE):
         if infrastructure := inventory.infrastructure(machine):
-            yield machine, infrastructure
+            yield _Consumer(machine, infrastructure)
     for cluster, infrastructure in inventory.clusters:
         for template in machine_templates(inventory, cluster):
-            yield template, infrastructure
+            yield _Consumer(template, infrastructure)
 
 
 def _check_routes(entry: Entry, infrastructure: Entry) -> Iterator[Located]:
@@ -172,7 +180,10 @@ class _Range(NamedTuple):
 
 
 def harvester(infrastructure: Entry) -> str:
-    """Return the identity, because HarvesterClusters with the same one share a Harvester."""
+    """Return what identifies the Harvester of a HarvesterCluster: the name of its identity.
+
+    HarvesterClusters with the same identity share a Harvester.
+    """
     if reference := infrastructure.field.at("spec", "identityRef", "name").text:
         return reference
     secret = infrastructure.field.at("spec", "identitySecret")
@@ -211,6 +222,7 @@ def _range(entry: Entry, field: Field, link: _Link) -> Iterator[_Range]:
 
 
 def _may_share_network(first: _Link, second: _Link) -> bool:
+    """Return whether two addresses may be on the same VM network of the same Harvester."""
     if not first.vm_network or first.vm_network != second.vm_network:
         return False
     # An IPPool does not name its Harvester, but the files usually describe only one.
@@ -245,13 +257,13 @@ def _pool_overlap(inventory: Inventory) -> Iterator[Located]:
         if other is None:
             continue
 
-        start = pool.field.at("rangeStart")
-        start = start if start.present else pool.field.at("subnet")
+        range_start = pool.field.at("rangeStart")
+        field = range_start if range_start.present else pool.field.at("subnet")
         detail = (
             f"range {pool.first}-{pool.last} overlaps {other.first}-{other.last} of "
             f"{other.entry}: separate them"
         )
-        yield LocatedFinding(pool.entry, start.invalid(detail), other.entry)
+        yield LocatedFinding(pool.entry, field.invalid(detail), other.entry)
 
 
 def _conflicting(pool: _Range, others: list[_Range]) -> _Range | None:
@@ -305,15 +317,15 @@ def _statics(inventory: Inventory) -> Iterator[_Static]:
         if not networks:
             continue
         infrastructure = inventory.infrastructure(entry)
-        place = harvester(infrastructure) if infrastructure else ""
+        harvester_id = harvester(infrastructure) if infrastructure else ""
 
         field = entry.spec.at("networkConfig", "address")
         if static_address := address(field.text):
             # The first interface has the static address.
-            link = _Link(place, qualify(networks[0].text, infrastructure))
+            link = _Link(harvester_id, qualify(networks[0].text, infrastructure))
             yield _Static(entry=entry, field=field, link=link, address=static_address)
         for interface in entry.spec.at("networkInterfaces").each():
-            link = _Link(place, qualify(interface.at("network").text, infrastructure))
+            link = _Link(harvester_id, qualify(interface.at("network").text, infrastructure))
             for item in interface.at("addresses").each():
                 field = item.at("address")
                 if parsed := interfaceaddresses.interface_of(field.text):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
+from typing import NamedTuple
 
 from caphv.api.interfaceaddresses import address_of
 from caphv.api.names import GROUP, PARK_SCHEDULE_ANNOTATION
@@ -56,6 +57,7 @@ def _api_group(inventory: Inventory) -> Iterator[Located]:
 
 
 def _near_groups(group: str) -> list[str]:
+    """Return the most similar API group, none if no group is similar."""
     # The length is bounded, because a comparison takes quadratic time.
     return get_close_matches(group[:64], GROUPS, 1, _MIN_SIMILARITY)
 
@@ -75,6 +77,7 @@ def _metadata(inventory: Inventory) -> Iterator[Located]:
 
 
 def _check_metadata(metadata: Field) -> Iterator[Finding]:
+    """Yield findings about names, labels, annotations and unknown fields of an object."""
     name = metadata.at("name")
     namespace = metadata.at("namespace")
     if not name.present and not metadata.at("generateName").present:
@@ -208,14 +211,22 @@ def _park_schedule(inventory: Inventory) -> Iterator[Located]:
             yield LocatedFinding(entry, schedule.invalid(error.detail))
 
 
-def _endpoints(inventory: Inventory) -> Iterator[tuple[Entry, Field]]:
-    """Yield Clusters on Harvester with their endpoint."""
+class _Endpoint(NamedTuple):
+    """A Cluster on Harvester, and its field `controlPlaneEndpoint`."""
+
+    cluster: Entry
+    field: Field
+
+
+def _endpoints(inventory: Inventory) -> Iterator[_Endpoint]:
+    """Yield the endpoints of Clusters on Harvester, set or not."""
     for entry in inventory.of_kind("Cluster", CLUSTER_API_GROUP):
         if entry.field.at("spec", "infrastructureRef", "kind").text == "HarvesterCluster":
-            yield entry, entry.field.at("spec", "controlPlaneEndpoint")
+            yield _Endpoint(entry, entry.field.at("spec", "controlPlaneEndpoint"))
 
 
 def _is_host(text: str) -> bool:
+    """Return whether a text is an address or a host name."""
     # Text that looks like an address but is not one cannot be a host name either.
     is_name = bool(_SUBDOMAIN.fullmatch(text)) and not re.fullmatch(r"[0-9.]+", text)
     return is_name or address_of(text) is not None

@@ -34,6 +34,7 @@ def users(inventory: Inventory) -> tuple[TemplateUse, ...]:
 
 
 def _users(inventory: Inventory) -> Iterator[TemplateUse]:
+    """Yield the uses of templates that are in the inventory."""
     for owner, ref in references(inventory):
         is_user = owner.kind in _MAKERS or is_control_plane(owner)
         if ref.at("kind").text != MACHINE_TEMPLATE or not is_user:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 from caphv.api.identities import CLOUD_CREDENTIAL_KEY, KUBECONFIG_KEY, allows
 from caphv.api.names import GROUP, VERSIONS
@@ -45,11 +46,18 @@ _EXPECTED = {
 }
 
 
+class Reference(NamedTuple):
+    """An object of Cluster API, and one of its fields that refers to a kind of this provider."""
+
+    owner: Entry
+    field: Field
+
+
 # The result is cached, because many rules read it. Only one inventory is checked at a time.
 @lru_cache(maxsize=1)
-def references(inventory: Inventory) -> tuple[tuple[Entry, Field], ...]:
+def references(inventory: Inventory) -> tuple[Reference, ...]:
     """Return all references of Cluster API's objects to kinds of this provider, valid or not."""
-    pairs = []
+    found = []
     for entry in inventory.entries:
         if entry.group not in (CLUSTER_API_GROUP, CONTROL_PLANE_GROUP):
             continue
@@ -57,8 +65,8 @@ def references(inventory: Inventory) -> tuple[tuple[Entry, Field], ...]:
             group = field.at("apiGroup").text or field.at("apiVersion").text.rpartition("/")[0]
             # A reference with a mistake in either field still refers to this provider.
             if group == GROUP or field.at("kind").text.startswith("Harvester"):
-                pairs.append((entry, field))
-    return tuple(pairs)
+                found.append(Reference(entry, field))
+    return tuple(found)
 
 
 def _refs(field: Field) -> Iterator[Field]:
@@ -123,20 +131,21 @@ def _api(inventory: Inventory) -> Iterator[Located]:
         # In v1beta2, a `templateRef` of a ClusterClass still has an apiVersion.
         if entry.api == (CLUSTER_API_GROUP, "v1beta2") and entry.kind != "ClusterClass":
             api = field.at("apiGroup")
-            other = field.at("apiVersion")
+            wrong_api = field.at("apiVersion")
             expected = GROUP
             allowed = [GROUP]
         else:
             api = field.at("apiVersion")
-            other = field.at("apiGroup")
+            wrong_api = field.at("apiGroup")
             expected = f"{GROUP}/{VERSIONS[-1]}"
             allowed = [f"{GROUP}/{version}" for version in VERSIONS]
 
-        if other.present and entry.group == CLUSTER_API_GROUP:
+        # Control plane providers choose by themselves which of the two fields their kinds have.
+        if wrong_api.present and entry.group == CLUSTER_API_GROUP:
             entry_version = entry.field.at("apiVersion").text
             detail = f'write {api.path[-1]} "{expected}" in its place in {entry_version}'
-            yield LocatedFinding(entry, other.problem(Fault.UNKNOWN, detail))
-        elif not api.present and not other.present:
+            yield LocatedFinding(entry, wrong_api.problem(Fault.UNKNOWN, detail))
+        elif not api.present and not wrong_api.present:
             yield LocatedFinding(entry, api.required(f'must be "{expected}"'))
         elif api.text and api.value not in allowed:
             detail = f'must be "{expected}"'
@@ -225,7 +234,7 @@ def _identity_namespace(inventory: Inventory) -> Iterator[Located]:
                 yield LocatedFinding(entry, name.invalid(detail))
             continue
 
-        # Files do not say which labels a namespace has.
+        # Files do not say which labels a namespace has, so a selector may allow any namespace.
         by_labels = identity.spec.at("allowedNamespaces", "selector").present
         if entry.namespace and not by_labels and not allows(identity.obj, entry.namespace, None):
             detail = (
@@ -289,14 +298,23 @@ def _identity_key(inventory: Inventory) -> Iterator[Located]:
             yield LocatedFinding(entry, name.invalid(detail), secret)
 
 
-def _identities(inventory: Inventory) -> Iterator[tuple[Entry, Field, Entry | None]]:
-    """Yield clusters with the name of their identity Secret, and the Secret if it is known."""
+class _SecretReference(NamedTuple):
+    """A HarvesterCluster, the field with the name of its Secret, and the Secret if it is known."""
+
+    cluster: Entry
+    name: Field
+    secret: Entry | None
+
+
+def _identities(inventory: Inventory) -> Iterator[_SecretReference]:
+    """Yield the references of HarvesterClusters to identity Secrets."""
     for entry in inventory.of_kind(CLUSTER):
         ref = entry.spec.at("identitySecret")
         name = ref.at("name")
         namespace = ref.at("namespace").text
         if name.text:
-            yield entry, name, inventory.find("Secret", namespace, name.text, "")
+            secret = inventory.find("Secret", namespace, name.text, "")
+            yield _SecretReference(entry, name, secret)
 
 
 @RULES.rule(
@@ -320,6 +338,7 @@ def _pools(inventory: Inventory) -> Iterator[Located]:
 
 
 def _pool_references(spec: Field) -> list[Field]:
+    """Return the fields with names of IPPools, set or not."""
     vm_network = spec.at("vmNetworkConfig")
     return [
         spec.at("loadBalancerConfig", "ipPoolRef"),

@@ -5,10 +5,11 @@ The schema of a variable allows values that the created objects do not allow.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from caphv import data
 from caphv.api.names import GROUP, VERSIONS
@@ -71,15 +72,28 @@ def _templates(inventory: Inventory, cluster_class: Entry) -> dict[ObjectId, Obj
 
 @cache
 def _shipped_templates(name: str) -> dict[ObjectId, Obj]:
+    """Return the templates of a ClusterClass that caphv ships."""
     path = data.folder("clusterclass") / name / "templates.yaml"
     return {id_of(obj): obj for obj in load_yaml_all(path.read_bytes())}
+
+
+class _Omission(NamedTuple):
+    """The findings about an object without one variable of the Cluster."""
+
+    variable: Field
+    findings: Sequence[Finding]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PlannedObject:
     """An object that a ClusterClass creates for a Cluster.
 
-    `given` are the Cluster's variables for this object. The last one with a name counts.
+    :param title: how findings name the object
+    :param part: returns the part of the class with the template of the object
+    :param cluster: the Cluster, as builtin variables show it
+    :param set_variables: the variables that the Cluster sets for the object. Of several with one
+        name, the last one counts
+    :param builtin: further builtin variables
     """
 
     title: str
@@ -87,12 +101,12 @@ class _PlannedObject:
     part: Callable[[], Part]
     cluster_class: Class
     cluster: Obj
-    given: Sequence[Field]
+    set_variables: Sequence[Field]
     builtin: Obj
 
     def findings(self, *, without: Field | None = None) -> Sequence[Finding]:
         """Return the findings about the object, optionally without one of the variables."""
-        variables = [variable.mapping for variable in self.given if variable != without]
+        variables = [variable.mapping for variable in self.set_variables if variable != without]
         if without:
             # Use null unless there is another value, because a patch cannot copy a missing
             # variable.
@@ -108,20 +122,21 @@ class _PlannedObject:
         return self._validate(part, part.spec)
 
     def cause(self, finding: Finding) -> Field | None:
-        """Return the value of the variable that causes a finding, None if no variable does.
+        """Return the field of a variable's value that causes a finding, None if no variable does.
 
-        If there are several, returns the one whose value the finding shows.
+        A variable is a cause if the object has no such finding without the variable. Of several
+        causes, the one counts whose value the finding shows.
         """
-        causes = []
-        for variable, findings in self._findings_without:
-            if finding not in findings:
-                causes.append(variable.at("value"))
-
+        causes = [
+            omission.variable.at("value")
+            for omission in self._omissions
+            if finding not in omission.findings
+        ]
         if finding.value is not None:
             for cause in causes:
-                if place := _place(cause, finding.value):
-                    return place
-        return _missing(causes[0], finding.path) if causes else None
+                if field := _field_with_value(cause, finding.value):
+                    return field
+        return _missing_field(causes[0], finding.path) if causes else None
 
     def may_lack(self, finding: Finding) -> bool:
         """Return whether a field may have no value because a variable has none."""
@@ -129,11 +144,15 @@ class _PlannedObject:
             return False
         definitions = self.cluster_class.obj["spec"].get("variables") or ()
         names = {definition.get("name") for definition in definitions}
-        set_names = self._variables([variable.mapping for variable in self.given])
+        set_names = self._variables([variable.mapping for variable in self.set_variables])
         return not names <= set(set_names)
 
-    def _variables(self, given: Sequence[Obj]) -> Obj:
-        variables = variables_of(self.cluster_class.obj, self.cluster, given)
+    def _variables(self, set_variables: Sequence[Obj]) -> Obj:
+        """Return the variables by name that patches of the object see, with defaults and builtin.
+
+        :param set_variables: name and value of each variable that the Cluster sets
+        """
+        variables = variables_of(self.cluster_class.obj, self.cluster, set_variables)
         if self.title != _CONTROL_PLANE:
             # Cluster API provides these only for templates of the control plane.
             variables["builtin"].pop("controlPlane")
@@ -157,31 +176,33 @@ class _PlannedObject:
         return [finding for finding in findings if finding.path[0] == "spec"]
 
     @cached_property
-    def _findings_without(self) -> Sequence[tuple[Field, Sequence[Finding]]]:
-        """Findings about the object without each of its variables."""
-        pairs = []
-        for variable in self.given:
-            try:
-                pairs.append((variable, self.findings(without=variable)))
-            except _UNPREDICTABLE:
-                pairs.append((variable, ()))
-        return pairs
+    def _omissions(self) -> Sequence[_Omission]:
+        """The findings about the object without each of its variables, in turn."""
+        omissions = []
+        for variable in self.set_variables:
+            findings: Sequence[Finding] = ()
+            with contextlib.suppress(*_UNPREDICTABLE):
+                findings = self.findings(without=variable)
+            omissions.append(_Omission(variable, findings))
+        return omissions
 
 
-def _place(field: Field, value: Any) -> Field | None:
+def _field_with_value(field: Field, value: Any) -> Field | None:
     """Return the first field with a value among this one and all below it, None for none."""
     if field.value == value:
         return field
     for below in field.each() or [field.at(name) for name in field.mapping]:
-        if place := _place(below, value):
-            return place
+        if found := _field_with_value(below, value):
+            return found
     return None
 
 
-def _missing(value: Field, path: FieldPath) -> Field:
-    """Return the place of a missing field in a value that was copied to the end of a path.
+def _missing_field(value: Field, path: FieldPath) -> Field:
+    """Return the field of a variable's value that an object lacks at a path.
 
-    Returns the value itself if it was not copied.
+    A patch copies the value into the object, at an unknown depth. So the end of the path leads to
+    the field in the value, and the longest end that exists there is the right one. Returns the
+    value itself if no end exists, because the patch does not copy the value as it is.
     """
     for start in range(1, len(path) - 1):
         *parents, last = path[start:]
@@ -251,16 +272,16 @@ def _planned_objects(
     def plan(
         title: str,
         kind: str,
-        place: Field,
-        given: Sequence[Field],
+        infrastructure: Field,
+        set_variables: Sequence[Field],
         worker: str = "",
         **builtin: Any,
     ) -> _PlannedObject:
-        """Return an object from the template at a place of the class."""
+        """Return an object from the template that a field of the class refers to."""
         role = "infrastructure" if kind == CLUSTER else "machine"
 
         def part() -> Part:
-            return cluster_class.part(role, place.mapping, worker)
+            return cluster_class.part(role, infrastructure.mapping, worker)
 
         return _PlannedObject(
             title=title,
@@ -268,15 +289,16 @@ def _planned_objects(
             part=part,
             cluster_class=cluster_class,
             cluster=cluster_facts,
-            given=given,
+            set_variables=set_variables,
             builtin=builtin,
         )
 
     common = topology_field.at("variables").each()
     yield plan("the HarvesterCluster", CLUSTER, spec.at("infrastructure"), common)
 
-    place = spec.at("controlPlane", "machineInfrastructure")
-    yield plan(_CONTROL_PLANE, MACHINE_TEMPLATE, place, [*common, *_overrides(control_plane)])
+    infrastructure = spec.at("controlPlane", "machineInfrastructure")
+    set_variables = [*common, *_overrides(control_plane)]
+    yield plan(_CONTROL_PLANE, MACHINE_TEMPLATE, infrastructure, set_variables)
 
     worker_classes = {
         worker_class.at("class").text: worker_class
@@ -292,15 +314,21 @@ def _planned_objects(
             "replicas": deployment.at("replicas").number,
         }
         worker_class = worker_classes.get(worker, Field(None, ()))
-        place = worker_class.at("infrastructure")
-        if not place.present:
+        infrastructure = worker_class.at("infrastructure")
+        if not infrastructure.present:
             # v1beta1 has the templates one level deeper.
-            place = worker_class.at("template", "infrastructure")
+            infrastructure = worker_class.at("template", "infrastructure")
 
-        title = f"the {MACHINE_TEMPLATE} of MachineDeployment {name}"
-        given = [*common, *_overrides(deployment)]
-        yield plan(title, MACHINE_TEMPLATE, place, given, worker, machineDeployment=builtin)
+        yield plan(
+            f"the {MACHINE_TEMPLATE} of MachineDeployment {name}",
+            MACHINE_TEMPLATE,
+            infrastructure,
+            [*common, *_overrides(deployment)],
+            worker,
+            machineDeployment=builtin,
+        )
 
 
-def _overrides(place: Field) -> Sequence[Field]:
-    return place.at("variables", "overrides").each()
+def _overrides(pool: Field) -> Sequence[Field]:
+    """Return the variables that a topology sets for its control plane or one MachineDeployment."""
+    return pool.at("variables", "overrides").each()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from jsonschema import Draft4Validator
 from jsonschema.exceptions import SchemaError, ValidationError
@@ -24,7 +24,14 @@ RULES = Rules()
 _WORKER_KINDS = ("machineDeployments", "machinePools")
 
 
-def clusters_with_class(inventory: Inventory) -> Iterator[tuple[Entry, Entry]]:
+class TopologyCluster(NamedTuple):
+    """A Cluster and its ClusterClass."""
+
+    cluster: Entry
+    cluster_class: Entry
+
+
+def clusters_with_class(inventory: Inventory) -> Iterator[TopologyCluster]:
     """Yield Clusters with a ClusterClass that creates them on Harvester, and this class."""
     on_harvester = {
         owner.index for owner, _ in references(inventory) if owner.kind == "ClusterClass"
@@ -34,9 +41,9 @@ def clusters_with_class(inventory: Inventory) -> Iterator[tuple[Entry, Entry]]:
         if cluster_class is None:
             shipped = shipped_class(topology_class_name(cluster))
             if shipped:
-                yield cluster, shipped
+                yield TopologyCluster(cluster, shipped)
         elif cluster_class.index in on_harvester:
-            yield cluster, cluster_class
+            yield TopologyCluster(cluster, cluster_class)
 
 
 @cache
@@ -52,7 +59,7 @@ def shipped_class(name: str) -> Entry | None:
 
     for obj in load_yaml_all((folder / name / "clusterclass.yaml").read_bytes()):
         if obj.get("kind") == "ClusterClass":
-            # The index is negative, because the class has no place among the given objects.
+            # The index is negative, because the class is not among the objects of the inventory.
             return Entry(-1, obj)
     return None
 
@@ -113,6 +120,7 @@ def _check_variables(topology: Field, definitions: dict[str, Field]) -> Iterator
 
 
 def _report_missing(variables: Field, definitions: dict[str, Field]) -> Iterator[Finding]:
+    """Yield a finding for each variable that the ClusterClass requires and the topology lacks."""
     names = {variable.at("name").text for variable in variables.each()}
     for name, definition in definitions.items():
         has_default = "default" in definition.at("schema", "openAPIV3Schema").mapping
@@ -124,6 +132,7 @@ def _report_missing(variables: Field, definitions: dict[str, Field]) -> Iterator
 
 
 def _check_variable(variable: Field, definitions: dict[str, Field]) -> Iterator[Finding]:
+    """Yield findings about the name and the value of a variable."""
     name = variable.at("name")
     value = variable.at("value")
     if name.text not in definitions:
@@ -136,7 +145,8 @@ def _check_variable(variable: Field, definitions: dict[str, Field]) -> Iterator[
     schema = definitions[name.text].at("schema", "openAPIV3Schema").mapping
     try:
         for error in Draft4Validator(schema).iter_errors(value.value):
-            # What is not among the values of an enum has one finding, which names these.
+            # A value that is not in an enum may break its type, too. Only the finding about the
+            # enum names the allowed values.
             choices = error.schema.get("enum") if error.validator == "type" else None
             if not isinstance(choices, list) or error.instance in choices:
                 yield from _violations(error, value)

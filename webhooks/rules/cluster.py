@@ -140,8 +140,8 @@ def _load_balancer_none(subject: Subject) -> Iterator[Finding]:
 )
 def _external_endpoint(subject: Subject) -> Iterator[Finding]:
     endpoint = subject.spec.at("controlPlaneEndpoint")
-    is_given = endpoint.at("host").text not in ("", UNSET_HOST)
-    if has_external_endpoint(subject.spec) and not is_given:
+    is_set = endpoint.at("host").text not in ("", UNSET_HOST)
+    if has_external_endpoint(subject.spec) and not is_set:
         yield endpoint.required(
             "ipamType is none: set host to the address or DNS name of your load balancer, or set "
             "ipamType to dhcp or pool"

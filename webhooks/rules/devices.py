@@ -29,14 +29,14 @@ def _devices_unique(subject: Subject) -> Iterator[Finding]:
     if len(devices.each()) > _MAX_DEVICES:
         yield devices.problem(Fault.TOO_MANY, f"must have at most {_MAX_DEVICES} items")
 
-    seen: set[str] = set()
+    listed_names: set[str] = set()
     for device in devices.each():
         name = device.at("resourceName")
-        if name.text and name.text in seen:
+        if name.text and name.text in listed_names:
             yield name.problem(
                 Fault.DUPLICATE, "is in the list already: raise its count, and remove this entry"
             )
-        seen.add(name.text)
+        listed_names.add(name.text)
 
 
 @RULES.rule(

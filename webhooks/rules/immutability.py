@@ -275,7 +275,10 @@ def _address_source(spec: Field) -> Field:
 
 
 def _has_unused_source(subject: Subject) -> bool:
-    """Return whether the controller reports such a change, which the next one may revert."""
+    """Return whether the controller reports that it does not apply the source in the spec.
+
+    A further change may be the one that sets the source back.
+    """
     ready = _condition(subject, names.ConditionType.LOAD_BALANCER_READY)
     return ready.at("status").text == "True" and ready.at("message").present
 
@@ -296,6 +299,7 @@ def _condition(subject: Subject, condition_type: str) -> Field:
 
 
 def _is_provisioned(subject: Subject) -> bool:
+    """Return whether a cluster or machine was ever provisioned."""
     status = subject.obj.at("status")
     # Contract v1beta2 has the first field, contract v1beta1 the second one.
     provisioned = status.at("initialization", "provisioned")

@@ -43,8 +43,8 @@ _PROVIDER_ID = re.compile(r"[A-Za-z][-A-Za-z0-9+.]*://\S+")
 )
 def _spec_required(subject: Subject) -> Iterator[Finding]:
     # The schema reports fields that are missing in a spec.
-    whole = subject.obj.at("spec")
-    if whole.value is None or (subject.kind == MACHINE_TEMPLATE and whole.value == {}):
+    spec = subject.obj.at("spec")
+    if spec.value is None or (subject.kind == MACHINE_TEMPLATE and spec.value == {}):
         yield subject.spec.required("must be set: it describes what is to be made")
 
 
@@ -182,13 +182,13 @@ def _ssh_user_root(subject: Subject) -> Iterator[Finding]:
     example="networks: [default/production, default/production]",
 )
 def _networks_unique(subject: Subject) -> Iterator[Finding]:
-    seen: set[str] = set()
+    listed_networks: set[str] = set()
     for network in subject.spec.at("networks").each():
-        if network.text and network.text in seen:
+        if network.text and network.text in listed_networks:
             yield network.problem(
                 Fault.DUPLICATE, "the VM is in this network already: name each network once"
             )
-        seen.add(network.text)
+        listed_networks.add(network.text)
 
 
 @RULES.rule(

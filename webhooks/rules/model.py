@@ -117,12 +117,12 @@ class Subject:
     @classmethod
     def of(cls, kind: str, obj: Obj, *, old: Obj | None = None, dry_run: bool = False) -> Subject:
         """Return the subject for an object of a kind."""
-        whole = Field(obj, ())
-        spec = whole.at("spec")
+        root = Field(obj, ())
+        spec = root.at("spec")
         if kind in (CLUSTER_TEMPLATE, MACHINE_TEMPLATE):
-            spec = whole.at("spec", "template", "spec")
+            spec = root.at("spec", "template", "spec")
         old_subject = cls.of(kind, old) if old is not None else None
-        return cls(kind, whole, spec, old_subject, dry_run)
+        return cls(kind, root, spec, old_subject, dry_run)
 
     @property
     def is_template(self) -> bool:

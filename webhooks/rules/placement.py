@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from caphv.api import names
 from caphv.validation.finding import Fault, Finding
@@ -112,8 +113,8 @@ def _affinity_labels(subject: Subject) -> Iterator[Finding]:
 )
 def _affinity_weight(subject: Subject) -> Iterator[Finding]:
     for field in ("nodeAffinity", "workloadAffinity"):
-        for wish in subject.spec.at(field, _PREFERRED).each():
-            weight = wish.at("weight")
+        for preference in subject.spec.at(field, _PREFERRED).each():
+            weight = preference.at("weight")
             # ValidatePreferredSchedulingTerms of Kubernetes has the same check.
             if weight.number is not None and not 1 <= weight.number <= 100:
                 yield weight.invalid("must be from 1 to 100")
@@ -295,31 +296,41 @@ def _excludes(term: Field, domain: str) -> bool:
     return False
 
 
-def _demands(subject: Subject) -> Iterator[tuple[Field, tuple[str, ...]]]:
+class _Demand(NamedTuple):
+    """A requirement of a selector, and the operators that it may have."""
+
+    field: Field
+    operators: tuple[str, ...]
+
+
+def _demands(subject: Subject) -> Iterator[_Demand]:
     """Yield every demand on labels, with the operators that it may have."""
     for term in _node_terms(subject):
         for demand in term.at("matchExpressions").each():
-            yield demand, _NODE_OPERATORS
+            yield _Demand(demand, _NODE_OPERATORS)
     for selector in _pod_selectors(subject):
         for demand in selector.at("matchExpressions").each():
-            yield demand, _SELECTOR_OPERATORS
+            yield _Demand(demand, _SELECTOR_OPERATORS)
 
 
 def _node_terms(subject: Subject) -> Iterator[Field]:
+    """Yield the terms of the node affinity, required and preferred."""
     affinity = subject.spec.at("nodeAffinity")
     yield from affinity.at(_REQUIRED, "nodeSelectorTerms").each()
-    for wish in affinity.at(_PREFERRED).each():
-        yield wish.at("preference")
+    for preference in affinity.at(_PREFERRED).each():
+        yield preference.at("preference")
 
 
 def _pod_terms(subject: Subject) -> Iterator[Field]:
+    """Yield the terms of the workload affinity, required and preferred."""
     affinity = subject.spec.at("workloadAffinity")
     yield from affinity.at(_REQUIRED).each()
-    for wish in affinity.at(_PREFERRED).each():
-        yield wish.at("podAffinityTerm")
+    for preference in affinity.at(_PREFERRED).each():
+        yield preference.at("podAffinityTerm")
 
 
 def _pod_selectors(subject: Subject) -> Iterator[Field]:
+    """Yield the selectors of Pods and of namespaces in the workload affinity."""
     for term in _pod_terms(subject):
         yield term.at("labelSelector")
         yield term.at("namespaceSelector")

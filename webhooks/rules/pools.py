@@ -149,9 +149,10 @@ def _unused_pool_ref(subject: Subject) -> Iterator[Finding]:
 def _ip_pool_subnet(subject: Subject) -> Iterator[Finding]:
     for pool in pools(subject):
         field = pool.at("subnet")
-        whole = subnet(field)
+        pool_subnet = subnet(field)
         # /0 contains every address, and /32 only the gateway.
-        if isinstance(field.value, str) and (whole is None or whole.prefixlen in (0, 32)):
+        is_usable = pool_subnet is not None and pool_subnet.prefixlen not in (0, 32)
+        if isinstance(field.value, str) and not is_usable:
             yield field.invalid("must be an IPv4 subnet in CIDR form, for example 172.17.1.0/24")
 
 
@@ -169,12 +170,12 @@ def _ip_pool_subnet(subject: Subject) -> Iterator[Finding]:
 )
 def _ip_pool_subnet_host(subject: Subject) -> Iterator[Finding]:
     for pool in pools(subject):
-        whole = subnet(pool.at("subnet"))
-        if (
-            whole is not None
-            and str(whole.network_address) != pool.at("subnet").text.partition("/")[0]
-        ):
-            yield pool.at("subnet").invalid(f"is taken for {whole}: write that")
+        field = pool.at("subnet")
+        pool_subnet = subnet(field)
+        if pool_subnet is None:
+            continue
+        if str(pool_subnet.network_address) != field.text.partition("/")[0]:
+            yield field.invalid(f"is taken for {pool_subnet}: write that")
 
 
 @RULES.rule(
@@ -419,10 +420,11 @@ def _is_own_pool(subject: Subject, name: str) -> bool:
         # A file may leave the namespace to kubectl.
         return name.endswith(f"-{_CREATED[0]}")
 
+    # Releases cut long names at different lengths, so a long name need only begin like ours.
     owner = rfc1035(f"{namespace}-{cluster}")
-    is_full = name in [f"{owner}-{suffix}" for suffix in _CREATED]
-    is_cut = len(name) > _SURE_LENGTH and name.startswith(owner[:_SURE_LENGTH])
-    return is_full or is_cut
+    is_uncut = name in [f"{owner}-{suffix}" for suffix in _CREATED]
+    may_be_cut = len(name) > _SURE_LENGTH and name.startswith(owner[:_SURE_LENGTH])
+    return is_uncut or may_be_cut
 
 
 def _check_host(field: Field, pool_subnet: IPv4Network | None) -> Iterator[Finding]:

@@ -108,16 +108,16 @@ class Range(NamedTuple):
 
 def pool_range(pool: Field) -> Range | None:
     """Return the addresses that an `ipPool` allocates, None if its fields are invalid."""
-    whole = subnet(pool.at("subnet"))
-    if whole is None:
+    pool_subnet = subnet(pool.at("subnet"))
+    if pool_subnet is None:
         return None
 
     # Smaller networks have neither network nor broadcast address (RFC 3021).
-    margin = 1 if whole.prefixlen < 31 else 0
+    margin = 1 if pool_subnet.prefixlen < 31 else 0
     start = pool.at("rangeStart")
     end = pool.at("rangeEnd")
-    first = address(start) if start.present else whole.network_address + margin
-    last = address(end) if end.present else whole.broadcast_address - margin
+    first = address(start) if start.present else pool_subnet.network_address + margin
+    last = address(end) if end.present else pool_subnet.broadcast_address - margin
     return Range(first, last) if first is not None and last is not None else None
 
 

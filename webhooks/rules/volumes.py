@@ -153,17 +153,17 @@ def _boot_order_positive(subject: Subject) -> Iterator[Finding]:
     ),
 )
 def _boot_order_unique(subject: Subject) -> Iterator[Finding]:
-    seen: set[int] = set()
+    used_ranks: set[int] = set()
     for volume in _volumes(subject):
         order = volume.at("bootOrder")
         # The Go provider's ClusterClass writes 0 for none.
         if not order.number:
             continue
-        if order.number in seen:
+        if order.number in used_ranks:
             yield order.problem(
                 Fault.DUPLICATE, "another disk has this rank: give each disk one of its own"
             )
-        seen.add(order.number)
+        used_ranks.add(order.number)
 
 
 @RULES.rule(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, Obj, Resource, dict_at
 from caphv.api.resources import VIRTUAL_MACHINE_INSTANCES
@@ -44,28 +45,32 @@ async def review(scope: ClusterScope, objs: Mapping[str, Obj], vms: Iterable[Eva
     has_claims = claims_of(*(objs[vm.name] for vm in leaving))
     claims = await _list(client, PERSISTENT_VOLUME_CLAIMS, namespace) if has_claims else []
     has_devices = any(devices_of(dict_at(objs[vm.name], *INSTANCE)) for vm in leaving)
-    instances, uncounted = await _read_instances(client, namespace) if has_devices else ([], "")
+    listed = _Instances([], "")
+    if has_devices:
+        listed = await _read_instances(client, namespace)
 
     for vm in leaving:
         obj = objs[vm.name]
         reason = describe_bound_claims(obj, claims) or describe_obstacle(
-            obj, vm.host, hosts, instances
+            obj, vm.host, hosts, listed.instances
         )
         scope.memory.evacuation.reviews[vm.name] = Review(time.monotonic(), reason)
-    return uncounted
+    return listed.uncounted
 
 
 def recall(memory: ClusterMemory, vms: Iterable[EvacuatedVm]) -> tuple[EvacuatedVm, ...]:
     """Return the machines with the obstacles that their last reviews have found.
 
-    A machine keeps an obstacle that it already has. One whose VM was stopped gets none.
+    A machine keeps an obstacle that it already has. A machine whose VM was stopped gets none.
     """
-    return tuple(
-        replace(vm, obstacle=memory.evacuation.reviews[vm.name].obstacle)
-        if vm.name in memory.evacuation.reviews and not (vm.obstacle or vm.saved_strategy)
-        else vm
-        for vm in vms
-    )
+    recalled = []
+    for vm in vms:
+        last_review = memory.evacuation.reviews.get(vm.name)
+        if last_review is None or vm.obstacle or vm.saved_strategy:
+            recalled.append(vm)
+        else:
+            recalled.append(replace(vm, obstacle=last_review.obstacle))
+    return tuple(recalled)
 
 
 def is_due(memory: ClusterMemory, vm: EvacuatedVm) -> bool:
@@ -76,16 +81,28 @@ def is_due(memory: ClusterMemory, vm: EvacuatedVm) -> bool:
     return time.monotonic() - reviewed_at >= _REVIEW_SECONDS
 
 
-async def _read_instances(client: ApiClient, namespace: str) -> tuple[list[Obj], str]:
-    """Return the instances that may use devices, and why only those of one namespace were read.
+class _Instances(NamedTuple):
+    """Instances that may use devices.
+
+    :param uncounted: why only those of one namespace were read; empty if all were
+    """
+
+    instances: list[Obj]
+    uncounted: str
+
+
+async def _read_instances(client: ApiClient, namespace: str) -> _Instances:
+    """List the instances of all namespaces, else those of one namespace.
 
     Instances of all namespaces need a right that not every account has.
     """
     try:
-        return await _list(client, VIRTUAL_MACHINE_INSTANCES), ""
+        return _Instances(await _list(client, VIRTUAL_MACHINE_INSTANCES), "")
     except Forbidden as error:
-        return await _list(client, VIRTUAL_MACHINE_INSTANCES, namespace), error.message
+        instances = await _list(client, VIRTUAL_MACHINE_INSTANCES, namespace)
+        return _Instances(instances, error.message)
 
 
 async def _list(client: ApiClient, resource: Resource, namespace: str = "") -> list[Obj]:
+    """Return all objects of a kind, page by page."""
     return [obj async for page in list_pages(client, resource, namespace) for obj in page]

@@ -27,7 +27,7 @@ from caphv.runtime.errors import (
     Unreachable,
 )
 from reconciler import triggers
-from reconciler.blocked import Blocked
+from reconciler.blocked import Blocked, Cause
 from reconciler.cluster.evacuation.plan import Action, Step, next_step
 from reconciler.cluster.evacuation.reading import (
     Observation,
@@ -100,7 +100,7 @@ def _require_hosts(scope: ClusterScope) -> None:
                 Reason.HARVESTER_CONNECTION_IN_PROGRESS,
                 "reading the hosts of Harvester",
                 caches,
-                unknown=True,
+                cause=Cause.UNKNOWN,
             )
 
 
@@ -168,8 +168,8 @@ async def _wait(scope: ClusterScope, observed: Observation, step: Step, note: st
     message = step.message
     if step.action is Action.EVICT and observed.client is not None:
         try:
-            if kept := await evict(observed.client, observed.pods):
-                message = f"{message}, {kept} of them kept by PodDisruptionBudgets"
+            if protected := await evict(observed.client, observed.pods):
+                message = f"{message}, {protected} of them kept by PodDisruptionBudgets"
         except Unreachable as error:
             message = f"{message}; {error}"
 
@@ -208,8 +208,12 @@ def _report_done(scope: ClusterScope, observed: Observation, note: str) -> None:
         return
 
     invalid = _describe_invalid(scope)
-    left = evacuation.describe_left(observed.evacuated_hosts)
-    parts = (left, note, *_describe_harvester_moves(observed), invalid)
+    parts = (
+        evacuation.describe_left(observed.evacuated_hosts),
+        note,
+        *_describe_harvester_moves(observed),
+        invalid,
+    )
     message = plain("; ".join(filter(None, parts)), MAX_MESSAGE)
     if invalid and not scope.draft.has_message(ConditionType.HOSTS_EVACUATED, message):
         scope.warning_event(Reason.EVACUATION_BLOCKED, invalid)
@@ -242,6 +246,7 @@ def _describe_harvester_moves(observed: Observation) -> Iterator[str]:
 
 
 def _all(names: Iterable[str]) -> str:
+    """Return all names, sorted."""
     return ", ".join(sorted(names))
 
 
@@ -262,6 +267,7 @@ def _deleting_machines(scope: ClusterScope, observed: Observation) -> list[str]:
 
 
 def _report_progress(scope: ClusterScope, message: str) -> None:
+    """Report what the evacuation waits for; it needs no user."""
     scope.draft.set_false(ConditionType.HOSTS_EVACUATED, Reason.EVACUATING, message)
 
 
@@ -271,16 +277,16 @@ def _report_blocked(scope: ClusterScope, message: str, topic: str = "") -> None:
     :param topic: a reported message with this beginning is the same; by default, all of it must
         be equal
     """
-    message = plain(message, MAX_MESSAGE)  # as the condition keeps it
+    text = plain(message, MAX_MESSAGE)  # as the condition has it
     conditions = scope.draft.fields.get("conditions") or []
     reported = get_condition(conditions, ConditionType.HOSTS_EVACUATED) or {}
-    is_known = False
+    is_new = True
     if reported.get("reason") == Reason.EVACUATION_BLOCKED:
-        known = reported["message"]
-        is_known = known.startswith(topic) if topic else known == message
-    if not is_known:
-        scope.warning_event(Reason.EVACUATION_BLOCKED, message)
-    scope.draft.set_false(ConditionType.HOSTS_EVACUATED, Reason.EVACUATION_BLOCKED, message)
+        is_same = reported["message"].startswith(topic) if topic else reported["message"] == text
+        is_new = not is_same
+    if is_new:
+        scope.warning_event(Reason.EVACUATION_BLOCKED, text)
+    scope.draft.set_false(ConditionType.HOSTS_EVACUATED, Reason.EVACUATION_BLOCKED, text)
 
 
 def _report_refusal(scope: ClusterScope, error: ApiError) -> None:
@@ -353,14 +359,11 @@ def _report_invalid(scope: ClusterScope) -> None:
 
 def _describe_invalid(scope: ClusterScope) -> str:
     """Return which host has an annotation with an invalid value; empty if none has."""
-    hosts = scope.require_session().hosts.store
-    invalid = {
-        key_of(host).name: plain(evacuation.invalid_value(host), _MAX_VALUE) for host in hosts
-    }
-    name = min(filter(invalid.get, invalid), default="")
-    if not name:
-        return ""
-    return (
-        f"annotation {EVACUATE_ANNOTATION} of host {name} is {invalid[name]}: write true to "
-        "evacuate it, force to do so although Nodes cannot be drained, false to keep it"
-    )
+    for host in sorted(scope.require_session().hosts.store, key=key_of):
+        if value := plain(evacuation.invalid_value(host), _MAX_VALUE):
+            return (
+                f"annotation {EVACUATE_ANNOTATION} of host {key_of(host).name} is {value}: write "
+                "true to evacuate it, force to do so although Nodes cannot be drained, false to "
+                "keep it"
+            )
+    return ""

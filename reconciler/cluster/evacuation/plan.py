@@ -303,10 +303,10 @@ def _drain(state: ClusterState, vm: EvacuatedVm) -> Step:
 
 def _await_others(state: ClusterState, vm: EvacuatedVm) -> Step | None:
     """Wait while another machine is down. Harvester may have halted several at once."""
-    others = [other.name for other in state.vms if other.saved_strategy and other.name != vm.name]
-    if not others:
+    stopped = [other.name for other in state.vms if other.saved_strategy and other.name != vm.name]
+    if not stopped:
         return None
-    return _wait(state, vm, f"{vm.name} leaves {vm.host}: waiting until {_some(others)} returns")
+    return _wait(state, vm, f"{vm.name} leaves {vm.host}: waiting until {_some(stopped)} returns")
 
 
 def _require_workload_api(state: ClusterState, vm: EvacuatedVm) -> Step | None:
@@ -315,8 +315,8 @@ def _require_workload_api(state: ClusterState, vm: EvacuatedVm) -> Step | None:
         return None
 
     message = f"{vm.name} leaves {vm.host}: its Node cannot be drained, {state.workload_error}"
-    others = (other for other in state.vms if other.is_control_plane and other.name != vm.name)
-    if vm.is_control_plane and any(others):
+    has_peers = any(other.is_control_plane and other.name != vm.name for other in state.vms)
+    if vm.is_control_plane and has_peers:
         # Without the API, nothing shows whether etcd keeps its majority.
         return _wait(state, vm, message, "; repair the control plane, or delete this Machine")
     if state.is_late and state.is_forced:
@@ -359,6 +359,7 @@ def _await_first_join(state: ClusterState, vm: EvacuatedVm) -> Step | None:
 
 
 def _cordon(state: ClusterState, vm: EvacuatedVm) -> Step | None:
+    """Cordon the Node, unless the machine has none or the record says that it was cordoned."""
     node = _node_of(state, vm)
     return None if node is None or node.has_record else Step(Action.CORDON, vm.name)
 
@@ -387,6 +388,7 @@ def _restart(state: ClusterState, vm: EvacuatedVm) -> Step:
 
 
 def _await_start(state: ClusterState, vm: EvacuatedVm) -> Step:
+    """Wait until the VM starts, or stop it again if it avoids hosts that it need not avoid."""
     if vm.has_outdated_avoidance:
         # A pending instance does not follow changes of its VM, so it must be created again.
         return Step(Action.STOP, vm.name)
@@ -434,8 +436,10 @@ def _end(state: ClusterState, vm: EvacuatedVm) -> Step:
     if vm.is_held_by_us and vm.has_unhealthy_node and vm.is_running and not state.is_late:
         # Released now, the Machine would be remediated by a MachineHealthCheck.
         return _wait(state, vm, f"{vm.name}: waiting for Cluster API to see its Node ready")
-    is_released = not vm.is_held_by_us or vm.needs_hold
-    return Step(Action.FINISH if is_released else Action.RELEASE, vm.name)
+    # A Machine whose host Harvester still drains stays held, and is released after the drain.
+    if vm.is_held_by_us and not vm.needs_hold:
+        return Step(Action.RELEASE, vm.name)
+    return Step(Action.FINISH, vm.name)
 
 
 def _wait(state: ClusterState, vm: EvacuatedVm, message: str, advice: str = "") -> Step:
@@ -445,8 +449,10 @@ def _wait(state: ClusterState, vm: EvacuatedVm, message: str, advice: str = "") 
 
 
 def _node_of(state: ClusterState, vm: EvacuatedVm) -> EvacuatedNode | None:
+    """Return the Node of a machine, None if it has none or the workload API does not answer."""
     return next((node for node in state.nodes or () if node.name == vm.name), None)
 
 
 def _some(names: Iterable[str]) -> str:
+    """Return a few of the names, and the number of the others."""
     return name_some(sorted(names), _MAX_LISTED)

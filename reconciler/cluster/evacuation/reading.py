@@ -160,11 +160,7 @@ async def observe(scope: ClusterScope, *, may_not_hold: bool) -> Observation:
     observed.state = replace(observed.state, may_not_hold=may_not_hold)
 
     movers = moving_vms(observed.state.vms)
-    names = {vm.name for vm in movers}
-    for memory in (scope.memory.evacuation.stages, scope.memory.evacuation.reviews):
-        for name in memory.keys() - names:
-            del memory[name]
-
+    _forget_ended_moves(scope, movers)
     if not movers:
         await _review(scope, observed, observed.state.vms)
         return observed
@@ -174,18 +170,27 @@ async def observe(scope: ClusterScope, *, may_not_hold: bool) -> Observation:
     return next(observation for observation in observations if observation.state is chosen)
 
 
-async def _observe_mover(
-    scope: ClusterScope, observed: Observation, vm: EvacuatedVm
-) -> Observation:
-    """Return the observation with what the next step of one moving machine depends on."""
+def _forget_ended_moves(scope: ClusterScope, movers: Iterable[EvacuatedVm]) -> None:
+    """Forget stages and reviews of machines that no longer move."""
+    names = {vm.name for vm in movers}
+    for memory in (scope.memory.evacuation.stages, scope.memory.evacuation.reviews):
+        for name in memory.keys() - names:
+            del memory[name]
+
+
+async def _observe_mover(scope: ClusterScope, common: Observation, vm: EvacuatedVm) -> Observation:
+    """Return what the next step of one moving machine depends on.
+
+    :param common: the observation of the cluster, which all moving machines have in common
+    """
     state = replace(
-        observed.state,
-        vms=obstacles.recall(scope.memory, observed.state.vms),
+        common.state,
+        vms=obstacles.recall(scope.memory, common.state.vms),
         mover=vm.name,
         is_late=_track_stage(scope, vm),
         is_forced=_is_forced(scope, vm),
     )
-    observed = replace(observed, state=state, nodes={}, pods=[])
+    observed = replace(common, state=state, nodes={}, pods=[])
     await _read_workload(scope, observed, vm)
 
     # Until a VM is stopped, another one may take the device that it would need.
@@ -352,6 +357,7 @@ def _has_unhealthy_node(owner: Obj | None) -> bool:
 
 
 def _is_alive(instance: Obj | None) -> bool:
+    """Return whether an instance runs or will run, and is not ending."""
     if instance is None or being_deleted(instance):
         return False
     return at(instance, "status", "phase") not in ENDED_PHASES
@@ -399,6 +405,7 @@ def _track_stage(scope: ClusterScope, vm: EvacuatedVm) -> bool:
 
 
 def _is_forced(scope: ClusterScope, vm: EvacuatedVm) -> bool:
+    """Return whether a machine leaves its host even if its Node cannot be drained."""
     host = scope.require_session().hosts.get("", vm.source)
     return host is not None and evacuation.is_forced(host)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from caphv.api.hostresources import HUGEPAGES
 from caphv.api.hosts import accepts_machines, blocking_taints, has_cpu_manager, is_ready
@@ -59,12 +60,12 @@ def describe_obstacle(vm: Obj, source: str, hosts: Iterable[Obj], instances: Ite
     if not suitable:
         return _describe_affinity(spec, subject)
     if at(spec, "domain", "memory", "hugepages"):
-        pages, memory = _pages_of(spec)
-        suitable = [host for host in suitable if _has_capacity(host, pages, memory)]
+        pages = _pages_of(spec)
+        suitable = [host for host in suitable if _has_capacity(host, pages)]
         if not suitable:
             return (
-                f"{subject} has {memory} of {pages}; reserve such pages at the boot of one, or "
-                "delete the Machine"
+                f"{subject} has {pages.amount} of {pages.resource}; reserve such pages at the boot "
+                "of one, or delete the Machine"
             )
 
     if at(spec, "affinity", "podAffinity", REQUIRED) or at(
@@ -157,18 +158,26 @@ def _usable_hosts(spec: Obj, source: str, hosts: Iterable[Obj]) -> list[Obj]:
     ]
 
 
-def _pages_of(spec: Obj) -> tuple[str, str]:
-    """Return the resource of the huge pages of an instance, and how much of it the guest needs."""
+class _Pages(NamedTuple):
+    """A resource of huge pages, such as `hugepages-2Mi`, and how much of it a guest needs."""
+
+    resource: str
+    amount: str
+
+
+def _pages_of(spec: Obj) -> _Pages:
+    """Return the huge pages of an instance that has some."""
     domain = spec["domain"]
     # Without a guest size, the memory request of the Pod counts.
     memory = at(domain, "memory", "guest") or at(domain, "resources", "requests", "memory")
-    return f"{HUGEPAGES}{at(domain, 'memory', 'hugepages', 'pageSize')}", str(memory or 1)
+    size = at(domain, "memory", "hugepages", "pageSize")
+    return _Pages(f"{HUGEPAGES}{size}", str(memory or 1))
 
 
-def _has_capacity(host: Obj, resource: str, amount: str) -> bool:
-    """Return whether a host has this amount of a resource in total, used or not."""
-    total = quantity(at(host, "status", "allocatable", resource)) or 0
-    return total >= (quantity(amount) or 0)
+def _has_capacity(host: Obj, pages: _Pages) -> bool:
+    """Return whether a host has enough huge pages in total, used or not."""
+    total = quantity(at(host, "status", "allocatable", pages.resource)) or 0
+    return total >= (quantity(pages.amount) or 0)
 
 
 def _tolerates(spec: Obj, host: Obj) -> bool:
@@ -181,6 +190,7 @@ def _tolerates(spec: Obj, host: Obj) -> bool:
 
 
 def _is_tolerated(taint: Obj, toleration: Obj) -> bool:
+    """Return whether a toleration matches a taint, as the scheduler decides it."""
     if toleration.get("effect") not in (None, "", taint.get("effect")):
         return False
     accepts_any_value = toleration.get("operator") == "Exists"

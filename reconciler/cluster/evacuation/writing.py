@@ -85,6 +85,7 @@ async def _annotate(
 
 
 async def _stop(scope: ClusterScope, observed: Observation, name: str) -> None:
+    """Stop a VM, record its run strategy, and exclude evacuated hosts from its affinity."""
     vm = observed.vms[name]
     # A VM whose start found no host has a record already.
     recorded = annotations_of(vm).get(EVACUATED_STRATEGY_ANNOTATION)
@@ -118,6 +119,7 @@ async def _start(scope: ClusterScope, observed: Observation, name: str) -> None:
 
 
 async def _settle(scope: ClusterScope, vm: Obj) -> None:
+    """Give a VM its run strategy back, and remove the record."""
     saved_strategy = annotations_of(vm)[EVACUATED_STRATEGY_ANNOTATION]
     # Harvester refuses other values, so one that a user has written there would block the move.
     strategy = saved_strategy if saved_strategy in _RUNNING else RUN_STRATEGY

@@ -53,6 +53,7 @@ async def evict(client: ApiClient, pods: Iterable[Obj]) -> int:
     limit = asyncio.Semaphore(_MAX_CONCURRENT)
 
     async def evict_one(pod: Obj) -> int:
+        """Evict a Pod; return 1 if the API refuses that, else 0."""
         key = key_of(pod)
         metadata = {"name": key.name, "namespace": key.namespace}
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}

@@ -143,9 +143,10 @@ async def _wait(scope: ClusterScope, observed: Observation, step: Step) -> None:
         delay = Delay(_BLOCKED_SECONDS)
         raise Blocked(ConditionType.PARKED, Reason.PARK_BLOCKED, message, delay, warn=True)
     if step.action is Action.EVICT and observed.client is not None:
-        kept = await evict(observed.client, observed.pods)
-        if kept:
-            message = f"{message}, {counted(kept, 'one', 'of them')} kept by PodDisruptionBudgets"
+        protected = await evict(observed.client, observed.pods)
+        if protected:
+            number = counted(protected, "one", "of them")
+            message = f"{message}, {number} kept by PodDisruptionBudgets"
     # If a VM does not run, that also explains why the workload API does not answer.
     if step.cause:
         message = f"{message}; {step.cause}"
@@ -220,7 +221,7 @@ def report_blocked(scope: ClusterScope, blocked: Blocked) -> None:
 
     A Harvester that is shut down is progress, not a problem: clusters are parked for that.
     """
-    if blocked.unknown and not blocked.warn and scope.draft.has(ConditionType.PARKED):
+    if blocked.is_unknown and not blocked.warn and scope.draft.has(ConditionType.PARKED):
         return  # the provider has just started and knows less than the condition says
     if blocked.reason != Reason.PARK_BLOCKED:
         report_progress(scope, blocked.message)
@@ -286,6 +287,7 @@ def report_invalid(scope: ClusterScope) -> None:
 
 
 def _report_parked(scope: ClusterScope, observed: Observation, step: Step) -> None:
+    """Report that all VMs are stopped, once, and close the connection to the workload API."""
     # The workload API does not answer until the cluster is resumed.
     scope.context.workloads.forget(scope.cluster_key)
     scope.memory.parking.drain_since = None

@@ -154,7 +154,10 @@ def record_step(state: ClusterState) -> Step | None:
 
 
 def _park(state: ClusterState) -> Step:
-    # Once the control plane stops, nothing can read or write Nodes.
+    """Return the next step of parking: drain and stop the workers, then stop the control plane.
+
+    Workers come first, because nothing can read or write Nodes once the control plane stops.
+    """
     workers = [vm for vm in state.vms if not vm.is_control_plane]
     control_plane = [vm for vm in state.vms if vm.is_control_plane]
     has_api = any(vm.serves_api and not vm.is_stopped for vm in control_plane)
@@ -221,12 +224,14 @@ def _first_to_stop(state: ClusterState, machines: Iterable[ParkedVm]) -> ParkedV
     """
 
     def order(vm: ParkedVm) -> tuple[bool, bool, str]:
+        # False sorts first: API servers, among them those that are not chosen to stop last.
         return not vm.serves_api, vm.name == state.last_to_stop, vm.name
 
     return min(machines, key=order)
 
 
 def _resume(state: ClusterState) -> Step:
+    """Return the next step of resuming: the first of these that is not complete."""
     control_plane = [vm for vm in state.vms if vm.is_control_plane]
     return (
         _start(state, control_plane)
@@ -331,6 +336,7 @@ def _await_uncordoned(state: ClusterState) -> Step | None:
 
 
 def _started_names(vms: Iterable[ParkedVm]) -> set[str]:
+    """Return the names of VMs that run or are to run."""
     return {vm.name for vm in vms if not vm.is_stopped}
 
 

@@ -261,6 +261,7 @@ def _refused_adoption(scope: ClusterScope, machine: Obj) -> str:
 
 
 def _is_stopped(state: ClusterState) -> bool:
+    """Return whether all VMs of a cluster that is to be parked have ended."""
     return state.is_wanted and all(vm.is_stopped and not vm.has_instance for vm in state.vms)
 
 
@@ -271,9 +272,10 @@ def _needs_workload(state: ClusterState) -> bool:
         return not any(vm.saved_strategy for vm in control_plane)
     if all(vm.is_stopped for vm in control_plane if vm.serves_api):
         return False
-    # To ask for the leader of etcd, to mark Nodes before the first server stops, or to drain.
+    # The leader of etcd is asked for, and Nodes are marked, before the first server stops.
     if not state.last_to_stop or not any(vm.saved_strategy for vm in control_plane):
         return True
+    # Workers are drained until all of them have stopped.
     return any(not vm.is_stopped for vm in state.vms if not vm.is_control_plane)
 
 
@@ -345,23 +347,31 @@ async def _read_nodes(
 
 
 def _parked_node(node: Obj, observed: Observation, *, was_refused: bool) -> ParkedNode:
+    """Return what a Node reports.
+
+    The mark on the Node has the instance of its VM and the boot of its guest when the Node was
+    cordoned, as `<uid>/<boot id>`.
+
+    :param was_refused: whether the last change of the Node was refused
+    """
     name = key_of(node).name
     instance = observed.instances.get(name)
     mark = annotations_of(node).get(PARKED_BOOT_ANNOTATION)
     marked_instance, _, marked_boot = (mark or "").partition("/")
-    is_same_run = mark is not None and marked_instance == instance
+    is_mark_of_this_run = mark is not None and marked_instance == instance
 
     # Nodes were ready when their VMs were stopped, and etcd has kept that status. It is out of date
     # while the Node still reports the boot of that time.
     boot = boot_id(node)
-    is_old = mark is not None and not is_same_run and boot == marked_boot and boot != ""
+    has_rebooted = boot == "" or boot != marked_boot
+    is_outdated = mark is not None and not is_mark_of_this_run and not has_rebooted
     is_alive = instance is not None and name not in observed.ending
     is_ready = is_true(list_at(node, "status", "conditions"), "Ready")
     return ParkedNode(
         name=name,
-        is_marked=is_same_run or instance is None,
+        is_marked=is_mark_of_this_run or instance is None,
         has_record=mark is not None,
-        is_ready=is_ready and is_alive and not is_old,
+        is_ready=is_ready and is_alive and not is_outdated,
         was_refused=was_refused,
     )
 

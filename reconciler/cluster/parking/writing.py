@@ -68,6 +68,7 @@ async def _record(scope: ClusterScope, observed: Observation, step: Step) -> Obj
 
 
 async def _patch_cluster(scope: ClusterScope, patch: Obj) -> None:
+    """Patch the Cluster unless it has changed, and continue with the patched object."""
     informer = scope.context.caches.clusters
     metadata = scope.cluster["metadata"]
     patch["metadata"]["resourceVersion"] = metadata["resourceVersion"]
@@ -78,6 +79,7 @@ async def _patch_cluster(scope: ClusterScope, patch: Obj) -> None:
 
 
 async def _stop(scope: ClusterScope, vm: Obj) -> None:
+    """Stop a VM, and record the run strategy that it gets back."""
     # A VM that did not start again after it was parked before has a record already.
     recorded = annotations_of(vm).get(PARKED_STRATEGY_ANNOTATION)
     annotations: Annotations = {PARKED_STRATEGY_ANNOTATION: recorded or run_strategy(vm)}

@@ -14,7 +14,7 @@ from caphv.api.object import Obj, being_deleted, uid_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import AlreadyExists, Forbidden, NotFound
 from reconciler import triggers
-from reconciler.blocked import Blocked
+from reconciler.blocked import Blocked, Cause
 from reconciler.machine.addresses.ipamplan import (
     WantedClaim,
     address_name,
@@ -236,7 +236,7 @@ def _caches(scope: MachineScope, changed: Subscription) -> tuple[Informer, Infor
             warn=isinstance(ipam.error, Forbidden),
         )
     message = "reading IPAddressClaims"
-    raise Blocked(condition, Reason.VM_IP_CLAIM_PENDING, message, changed, unknown=True)
+    raise Blocked(condition, Reason.VM_IP_CLAIM_PENDING, message, changed, cause=Cause.UNKNOWN)
 
 
 async def _ensure_claim(scope: MachineScope, claims: Informer, wanted: WantedClaim) -> Obj:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from reconciler.harvester.identityaccount import identity_secret
+from reconciler.harvester.identitysecrets import identity_secret
 from tests.support.packager.definitions import definition
 from tests.support.packager.repositories import Origin
 from tests.support.paths import CHECKOUT

@@ -11,6 +11,7 @@ from caphv.api.names import RECONCILE_AT_ANNOTATION, VM_BACKUP_ANNOTATION
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, annotations_of
 from caphv.api.virtualmachine import claims_of
 from reconciler.harvester import identityaccount
+from reconciler.harvester.accountobjects import Account
 from sandbox.harvester import kinds, vmbackups
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
 from tests.support.reconciler.conditions import condition_of, is_false, is_true
@@ -24,7 +25,7 @@ REPORTED = "ControlPlaneBackupsReady"
 
 async def use_account(case: Case, *, backups: bool) -> None:
     """Have the cluster use an account with the shipped roles in its target namespace alone."""
-    account = identityaccount.Account(case.name, "caphv-system", (case.target,), backups=backups)
+    account = Account(case.name, "caphv-system", (case.target,), backups=backups)
     await case.identity(await identityaccount.create(case.harvester, account, case.environment.harvester.url))
 
 

@@ -16,6 +16,7 @@ from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Obj
 from caphv.runtime.text import load_yaml_all
 from commands.main import cli
 from reconciler.harvester import identityaccount
+from reconciler.harvester.accountobjects import Account
 from sandbox import manifests
 from sandbox.harvester import kinds
 from sandbox.processes import pki
@@ -94,7 +95,7 @@ async def checks_of(case: Case, folder: Path) -> dict[str, Obj]:
 @pytest.mark.usefixtures("settings")
 async def test_a_missing_right_is_named_and_the_documented_role_grants_it(case: Case, tmp_path: Path) -> None:
     await case.ready_cluster()
-    account = identityaccount.Account(case.name, "caphv-system", (case.target,))
+    account = Account(case.name, "caphv-system", (case.target,))
     kubeconfig = await identityaccount.create(case.harvester, account, case.environment.harvester.url)
     await case.identity(kubeconfig)
 

@@ -10,6 +10,7 @@ import pytest
 from caphv.api.object import DEPLOYMENTS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Resource
 from caphv.runtime.errors import NotFound
 from reconciler.harvester import identityaccount
+from reconciler.harvester.accountobjects import Account
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import AT_ONCE, HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case
 from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
@@ -115,7 +116,7 @@ NOT_READY = "TargetNamespaceNotReady"
 
 async def use_account_of_another_namespace(case: Case) -> None:
     """Have the cluster use an account that may read nothing in its target namespace."""
-    account = identityaccount.Account(case.name, "caphv-system", (f"{case.name}-other",))
+    account = Account(case.name, "caphv-system", (f"{case.name}-other",))
     await case.identity(await identityaccount.create(case.harvester, account, case.environment.harvester.url))
 
 

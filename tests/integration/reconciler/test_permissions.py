@@ -29,6 +29,7 @@ from commands.options.groups import pick
 from commands.webhook import WebhookOptions, webhook_runnables
 from operations.doctor import rights
 from reconciler.harvester import identityaccount
+from reconciler.harvester.accountobjects import Account
 from sandbox import manifests
 from sandbox.harvester import kinds
 from sandbox.processes import children, pki
@@ -65,7 +66,7 @@ HARVESTER = [
     for path in sorted(data.folder("deploy/harvester").glob("*.yaml"))
     for role in manifests.parse(path.read_text(encoding="utf-8"))
 ]
-NARROW = identityaccount.Account("narrow", "caphv-system", ("narrow-3-vms",))
+NARROW = Account("narrow", "caphv-system", ("narrow-3-vms",))
 ON_HARVESTER = f"system:serviceaccount:{ACCOUNT.namespace}:{ACCOUNT.name}"
 # Checked within an apply, see tests/integration/webhooks/test_rights.py.
 APPLIED = {(resource.group, resource.plural, "create") for resource in RESOURCES.values()}
@@ -109,7 +110,7 @@ async def test_account_without_target_namespaces_gets_more_rights_by_the_command
 ) -> None:
     inprocess.install(monkeypatch)
     (port,) = children.free_ports(1)
-    plain = identityaccount.Account("plain", "caphv-system")
+    plain = Account("plain", "caphv-system")
     account = f"--name {plain.name} --namespace {plain.namespace} -o kubeconfig"
     async with provider(restricted.management, port), clusters(restricted, "plain") as (case,):
         identity = await identityaccount.create(case.harvester, plain, restricted.harvester.url)
@@ -164,7 +165,7 @@ async def test_an_identity_for_one_namespace_is_enough_to_delete_what_a_lost_mac
     inprocess.install(monkeypatch)
     (port,) = children.free_ports(1)
     case, kept = Case(restricted, 5, "lost"), ["one"]
-    account = identityaccount.Account("lost", "caphv-system", (case.target,))
+    account = Account("lost", "caphv-system", (case.target,))
     kubeconfig = str(restricted.folder / f"{restricted.management.name}.kubeconfig")
     await case.open()
     try:

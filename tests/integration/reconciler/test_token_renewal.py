@@ -13,6 +13,7 @@ from caphv.api.tokenrenewal import bound_name
 from caphv.runtime.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound, Unauthorized
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from reconciler.harvester import identityaccount
+from reconciler.harvester.accountobjects import Account
 from sandbox.processes import pki
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case
 from tests.support.reconciler.conditions import condition_of, is_ready, is_true
@@ -169,8 +170,8 @@ async def test_without_renewal_the_token_is_revoked_and_the_secret_is_used(case:
 
 async def test_an_account_renews_its_own_token_and_one_without_the_right_keeps_the_secret(case: Case) -> None:
     """Of `caphv identity create`: an account for all namespaces may, one with target namespaces may not."""
-    narrow = identityaccount.Account(f"{case.name}-narrow", "caphv-system", (case.target,))
-    wide = identityaccount.Account(f"{case.name}-wide", "caphv-system")
+    narrow = Account(f"{case.name}-narrow", "caphv-system", (case.target,))
+    wide = Account(f"{case.name}-wide", "caphv-system")
     kubeconfigs = [
         await identityaccount.create(case.harvester, found, case.environment.harvester.url) for found in (narrow, wide)
     ]

@@ -17,7 +17,8 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from commands.identity import identity
-from reconciler.harvester.identityaccount import expiring_token, token_secret
+from reconciler.harvester.accountobjects import token_secret
+from reconciler.harvester.identityaccount import expiring_token
 from sandbox import rights
 from sandbox.manifests import apply
 from sandbox.processes import pki

@@ -32,7 +32,7 @@ from reconciler.cluster.controller import ClusterReconciler
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
 from reconciler.harvester.allocator import AddressAllocator
-from reconciler.harvester.harvester import collections_of
+from reconciler.harvester.watchedcollections import collections_of
 from reconciler.memory.store import Memory
 from reconciler.queues import Queues
 from reconciler.remote.clusteridentities import ClusterIdentities, NotRead

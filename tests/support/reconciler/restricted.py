@@ -19,6 +19,7 @@ from caphv.runtime.errors import ApiError, Conflict
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from caphv.runtime.manager import BindAddresses
 from reconciler.harvester import identityaccount
+from reconciler.harvester.accountobjects import Account
 from reconciler.manager import Provider, ProviderOptions
 from sandbox import manifests
 from sandbox.environment import STATE_FILE
@@ -38,7 +39,7 @@ BASE = objects(CHECKOUT / "deploy" / "kustomize" / "base")
 # cert-manager does not run here, and webhooks behind a Service have no Pod: API servers learn of both in another way.
 ELSEWHERE = ("Issuer", "Certificate", "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
 MANAGER = "system:serviceaccount:caphv-system:caphv-controller-manager"
-ACCOUNT = identityaccount.Account("caphv", "caphv-system", pools=True, images=("default",), backups=True)
+ACCOUNT = Account("caphv", "caphv-system", pools=True, images=("default",), backups=True)
 
 
 class Unlucky(inprocess.Hook):

@@ -18,6 +18,7 @@ from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERV
 from caphv.api.resources import FLEET_CLUSTERS
 from caphv.runtime.errors import NotFound
 from reconciler.harvester import identityaccount
+from reconciler.harvester.accountobjects import Account
 from sandbox.harvester import kinds
 from tests.support import ipam, rancher
 from tests.support.images import declared
@@ -249,7 +250,7 @@ async def started_after_quota(case: Case) -> None:
     await case.until(HARVESTER_MACHINES, "halted", is_ready)
 
 
-async def take_over(case: Case, account: identityaccount.Account) -> None:
+async def take_over(case: Case, account: Account) -> None:
     """A machine and an account that another owner left; then a user deletes the VM, and the machine.
 
     The provider's account on Harvester may delete the guests' former binding once its command has run again.
@@ -278,14 +279,14 @@ async def take_over(case: Case, account: identityaccount.Account) -> None:
     assert await case.names(PERSISTENT_VOLUME_CLAIMS) == []
 
 
-async def may_give_cloud_configs(case: Case, account: identityaccount.Account) -> None:
+async def may_give_cloud_configs(case: Case, account: Account) -> None:
     """What `caphv identity create --target-namespace` adds to an account for all namespaces."""
     await identityaccount.create(
         case.harvester, replace(account, targets=(case.target,)), case.environment.harvester.url
     )
 
 
-async def stay_in(case: Case, account: identityaccount.Account) -> None:
+async def stay_in(case: Case, account: Account) -> None:
     """A cluster by an account that has its rights in this target namespace only."""
     assert account.targets == (case.target,)
     identity = await identityaccount.create(case.harvester, account, case.environment.harvester.url)

@@ -10,14 +10,17 @@ from click.testing import CliRunner
 from caphv.api.object import Obj
 from caphv.runtime.client import ApiClient
 from commands.identity import identity
-from reconciler.harvester.identityaccount import Account, api_server, create, identity_secret, objects
+from reconciler.harvester.accountobjects import Account, account_objects
+from reconciler.harvester.identityaccount import create
+from reconciler.harvester.identitysecrets import identity_secret
+from reconciler.harvester.kubeconfig import api_server
 
 pytestmark = pytest.mark.unit
 
 
 def bindings(account: Account) -> set[tuple[str, str, str]]:
     """Kind, namespace and role of all bindings."""
-    found = [obj for obj in objects(account) if obj["kind"].endswith("Binding") and obj.get("subjects")]
+    found = [obj for obj in account_objects(account) if obj["kind"].endswith("Binding") and obj.get("subjects")]
     assert all(obj["subjects"][0]["name"] == account.name for obj in found)
     return {(obj["kind"], obj["metadata"].get("namespace", ""), obj["roleRef"]["name"]) for obj in found}
 
@@ -40,7 +43,7 @@ def test_with_target_namespaces_machines_are_touched_there_only() -> None:
         "caphv-guests:a",
         "caphv-guests:b",
     }
-    assert {obj["metadata"]["name"] for obj in objects(account) if obj["kind"] == "Namespace"} == {
+    assert {obj["metadata"]["name"] for obj in account_objects(account) if obj["kind"] == "Namespace"} == {
         "caphv-system",
         "a",
         "b",
@@ -147,7 +150,7 @@ def test_former_bindings_of_guests_may_be_deleted_by_name() -> None:
     former = {"a": ["production", "demo"], "elsewhere": ["other"]}
     (role,) = [
         obj
-        for obj in objects(account, former=former)
+        for obj in account_objects(account, former=former)
         if (obj["kind"], obj["metadata"]["name"]) == ("ClusterRole", "caphv-guests:a")
     ]
     names = {verb: rule["resourceNames"] for rule in role["rules"] for verb in rule["verbs"]}
@@ -160,10 +163,10 @@ def test_former_bindings_of_guests_may_be_deleted_by_name() -> None:
 
 def bound(account: Account, kind: str, *, place: bool = False) -> list[tuple[str, Obj]]:
     """Rules of the roles that bindings of a kind refer to, each with its role, or with the namespace of the binding."""
-    found = [obj for obj in objects(account) if obj["kind"] == kind]
+    found = [obj for obj in account_objects(account) if obj["kind"] == kind]
     # The binding of guests is not the account's.
     found = [obj for obj in found if obj.get("subjects")]
-    roles = {(obj["kind"], obj["metadata"]["name"]): obj for obj in objects(account) if "rules" in obj}
+    roles = {(obj["kind"], obj["metadata"]["name"]): obj for obj in account_objects(account) if "rules" in obj}
     return [
         (obj["metadata"]["namespace"] if place else obj["roleRef"]["name"], rule)
         for obj in found
@@ -172,7 +175,7 @@ def bound(account: Account, kind: str, *, place: bool = False) -> list[tuple[str
 
 
 def test_no_role_grants_everything_of_anything() -> None:
-    roles = [obj for obj in objects(Account("caphv", "caphv-system")) if obj["kind"] in ("ClusterRole", "Role")]
+    roles = [obj for obj in account_objects(Account("caphv", "caphv-system")) if obj["kind"] in ("ClusterRole", "Role")]
     assert len(roles) == 8
     for rule in (rule for role in roles for rule in role["rules"]):
         assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
@@ -209,7 +212,7 @@ def test_dry_run_prints_what_would_be_applied(tmp_path: Path) -> None:
     ]
     result = CliRunner().invoke(identity, arguments)
     assert result.exit_code == 0
-    assert list(yaml.safe_load_all(result.output)) == objects(Account("caphv", "caphv-system", ("a",)))
+    assert list(yaml.safe_load_all(result.output)) == account_objects(Account("caphv", "caphv-system", ("a",)))
 
 
 @pytest.mark.parametrize("name", ["Team", "../a", "a b", ""])

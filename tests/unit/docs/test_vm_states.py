@@ -39,8 +39,8 @@ def test_words_of_kubevirt_are_in_the_row_of_their_phase() -> None:
 
 @pytest.mark.parametrize("phase", POLICY)
 def test_times_and_reason_are_those_of_the_policy(phase: VmPhase) -> None:
-    _, warns_after, keeps_ready, reason, _ = rows()[phase]
-    assert (SECONDS[warns_after], SECONDS[keeps_ready]) == (POLICY[phase].fails_after, POLICY[phase].keeps_ready)
+    _, warns_after, is_outage, reason, _ = rows()[phase]
+    assert (SECONDS[warns_after], SECONDS[is_outage]) == (POLICY[phase].fails_after, POLICY[phase].is_outage)
     verdict = decide(phase, provisioned=True, ready=True, lasted=1e6, down=1e6)
     assert reason == f"`{Reason.VM_PROVISIONING_FAILED if verdict.failed else Reason.VM_PROVISIONING_IN_PROGRESS}`"
 

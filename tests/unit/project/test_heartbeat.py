@@ -37,8 +37,8 @@ from packager.definitions.source import Reader
 from reconciler.extension import server as extensionserver
 from reconciler.extension.hooks import paths
 from reconciler.extension.server import ExtensionServer
-from reconciler.harvester.harvester import collections_of
 from reconciler.harvester.sharedcache import Collection
+from reconciler.harvester.watchedcollections import collections_of
 from reconciler.remote import workloadcluster
 from sandbox.processes import pki
 from sandbox.processes.children import free_ports

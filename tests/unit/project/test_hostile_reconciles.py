@@ -16,7 +16,7 @@ from caphv.api import names, resources
 from caphv.api.object import NODES, SERVICES, Obj, Resource, key_of
 from caphv.runtime.store import IndexFunction, Store
 from reconciler.harvester import slim
-from reconciler.harvester.harvester import collections_of
+from reconciler.harvester.watchedcollections import collections_of
 from reconciler.remote import workloadcluster
 from tests.support.heartbeat import fault
 from tests.support.reconciler import memorycase

@@ -76,6 +76,19 @@ def test_limit_of_a_harvester_requeues_its_clusters() -> None:
     assert len(fixture.clusters) == 1
 
 
+@pytest.mark.parametrize("condition", [("Synchronized", "False"), ("Failure", "True")])
+def test_refusal_of_kubevirt_requeues_the_machine_once(condition: tuple[str, str]) -> None:
+    """KubeVirt creates no Pod for a device that is not permitted, and the VM stays "Starting"."""
+
+    def starting(*messages: str) -> Obj:
+        kind, status = condition
+        conditions = [{"type": kind, "status": status, "message": message} for message in messages]
+        return vm({"printableStatus": "Starting", "conditions": conditions})
+
+    assert Fixture().vm(starting(), starting("GPU is not permitted"))
+    assert not Fixture().vm(starting("one host"), starting("two hosts"))
+
+
 def test_vm_without_status_does_not_requeue_its_machine() -> None:
     assert not Fixture().vm(None, vm({}))
 

@@ -80,7 +80,7 @@ def test_namespace_that_the_account_may_not_read_is_no_passing_state(synced: boo
     scope = scope_of(synced=synced, refusal="cannot list virtualmachines", error="" if synced else "cannot list")
     with pytest.raises(Blocked, match=r"cannot list virtualmachines.*--target-namespace vms") as found:
         scope.require_current_namespace()
-    assert (found.value.reason, found.value.warn, found.value.unknown) == ("TargetNamespaceNotReady", True, False)
+    assert (found.value.reason, found.value.warn, found.value.is_unknown) == ("TargetNamespaceNotReady", True, False)
     assert may_force_delete(scope.obj, found.value)
     scope.context.topics.notify(("caches", "harvester"))
     assert len(scope.context.queues.clusters) == 1
@@ -90,7 +90,7 @@ def test_namespace_that_the_account_may_not_read_is_no_passing_state(synced: boo
 def test_namespace_that_is_being_read_is_waited_for(error: str) -> None:
     with pytest.raises(Blocked, match=error or "reading namespace vms") as found:
         scope_of(synced=not error, error=error).require_current_namespace()
-    assert (found.value.warn, found.value.unknown) == (bool(error), not error)
+    assert (found.value.warn, found.value.is_unknown) == (bool(error), not error)
     assert not may_force_delete(cluster(), found.value)
 
 

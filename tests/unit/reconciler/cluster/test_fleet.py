@@ -74,14 +74,15 @@ class Rancher:
 
     def put_managed(self, name: str = "c-1", workspace: str = "", *, external: bool = False, **labels: str) -> None:
         head = {"apiVersion": resources.MANAGED_CLUSTERS.api_version, "kind": resources.MANAGED_CLUSTERS.kind}
-        spec = {"fleetWorkspaceName": workspace}
-        self.case.management.put(
-            {**head, "metadata": {"name": name, "labels": labels}, "spec": spec, "external": external}
-        )
+        annotations = {names.EXTERNALLY_MANAGED_ANNOTATION: "true"} if external else {}
+        metadata = {"name": name, "labels": labels, "annotations": annotations}
+        self.case.management.put({**head, "metadata": metadata, "spec": {"fleetWorkspaceName": workspace}})
 
     def put_fleet(self, name: str = "c-1", workspace: str = "fleet-default", owners: tuple[str, ...] = ()) -> None:
         head = {"apiVersion": resources.FLEET_CLUSTERS.api_version, "kind": resources.FLEET_CLUSTERS.kind}
-        self.case.management.put({**head, "metadata": {"name": name, "namespace": workspace}, "owners": owners})
+        references = [{"kind": "Cluster", "uid": uid} for uid in owners]
+        metadata = {"name": name, "namespace": workspace, "ownerReferences": references}
+        self.case.management.put({**head, "metadata": metadata})
 
     async def ensure(self) -> tuple[str, str]:
         """Return status and reason of the condition."""

@@ -133,7 +133,7 @@ async def test_why_harvester_cannot_be_used_has_a_reason_of_its_own(
     with pytest.raises(Blocked) as blocked:
         await connected(case)
     found = blocked.value
-    assert (str(found.reason), found.unknown, found.outage, found.warn) == (reason, unknown, outage, True)
+    assert (str(found.reason), found.is_unknown, found.is_outage, found.warn) == (reason, unknown, outage, True)
 
 
 async def test_rejected_credentials_are_out_of_date(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ async def test_what_is_missing_of_a_harvester_is_named(
         setattr(case.session, name, value)
     with pytest.raises(Blocked, match=text) as blocked:
         await connected(case)
-    assert blocked.value.unknown is unknown
+    assert blocked.value.is_unknown is unknown
 
 
 async def test_another_harvester_is_refused_while_machines_would_seem_lost(monkeypatch: pytest.MonkeyPatch) -> None:

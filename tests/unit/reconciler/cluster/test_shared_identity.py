@@ -284,7 +284,7 @@ async def test_an_identity_that_was_not_read_is_unknown_and_gives_nothing(
     case.readable.unread[IDENTITIES.kind] = error
     blocked, scope = await case.refused()
     assert re.search(text, blocked.message)
-    assert blocked.unknown
+    assert blocked.is_unknown
     assert not may_force_delete(FORCED, blocked), "it may be read in a moment"
     assert condition(scope, "ReferencesAllowed")[0] == "Unknown"
 
@@ -305,7 +305,7 @@ async def test_without_the_crd_or_the_right_nothing_is_given_and_a_deletion_can_
     blocked, _ = await case.refused()
     assert case.assignments.released == [KEY]
     assert re.search(text, blocked.message)
-    assert (blocked.outage, blocked.unknown) == (True, False), "what was ready stays ready, and machines hear why"
+    assert (blocked.is_outage, blocked.is_unknown) == (True, False), "what was ready stays ready, and machines hear why"
     assert blocked.requeue_after is not None
     assert may_force_delete(FORCED, blocked)
     assert names.FORCE_DELETE_ANNOTATION in advice(blocked)
@@ -376,7 +376,7 @@ async def test_a_renewed_token_is_used_and_reported_when_it_is_overdue(
     case.management.put({**renewing, "spec": {**renewing["spec"], "tokenRenewal": {}}})
     with pytest.raises(Blocked) as caught:
         await case.ensure()
-    assert caught.value.unknown, "until the first attempt"
+    assert caught.value.is_unknown, "until the first attempt"
 
     key = case.readable.renewed.key_of("shared")
     issued = issued_at(datetime.now(UTC) - timedelta(minutes=minutes), 3600, "source", "scope")

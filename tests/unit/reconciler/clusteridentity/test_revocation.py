@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import yaml
 
 from caphv.api.identities import Refused
 from caphv.api.names import RENEWED_TOKEN_FINALIZER
@@ -13,10 +15,14 @@ from caphv.api.object import NAMESPACES, SECRETS, Key, Obj
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES, HARVESTER_CLUSTERS
 from caphv.runtime.errors import Forbidden, Unauthorized, Unreachable
 from reconciler.remote.clusteridentities import NotRead
+from tests.support import kubeconfigs
 from tests.support.reconciler.renewing import ACCOUNT, DOWN, KEPT, NAME, OWN, Renewing, live
 from tests.support.reconciler.tokenissuer import USER_TOKEN, bound_secrets
 
 pytestmark = pytest.mark.unit
+
+# The kubeconfig of a token that was issued while the provider ran with --allow-insecure-identities.
+INSECURE = base64.b64encode(yaml.safe_dump(kubeconfigs.with_cluster(insecure_skip_tls_verify=True)).encode()).decode()
 
 
 async def test_deletion_revokes_and_waits_for_harvester_until_the_token_has_ended(
@@ -380,3 +386,63 @@ async def test_what_an_earlier_attempt_left_does_not_keep_a_token_that_failed_it
     case.clock.pass_time(600)
     await case.reconcile()
     assert list(bound_secrets(case.issuer)) == []
+
+
+async def end_with(case: Renewing, **changes: Any) -> None:
+    """Change the provider's Secret, and have it deleted with the renewal."""
+    kept = case.kept
+    assert kept is not None
+    case.management.put({**kept, **changes})
+    case.renew_with()
+    for _ in range(3):
+        await case.reconcile()
+
+
+async def test_a_token_whose_record_a_user_has_removed_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    token = case.access()
+    kept = case.kept
+    assert kept is not None
+    case.issuer.outage = DOWN
+    await end_with(case, metadata={**kept["metadata"], "annotations": {}})
+    assert case.kept is not None, "Harvester has not answered, and the token says that it is valid"
+
+    case.issuer.outage = None
+    case.clock.pass_time(60)
+    await case.reconcile()
+    assert case.kept is None
+    with pytest.raises(Unauthorized):
+        await case.client(token).get(NAMESPACES, "kube-system")
+
+
+@pytest.mark.parametrize("kubeconfig", ["e30=", "no base64", INSECURE])
+async def test_a_token_that_cannot_be_read_is_reported_as_not_revoked(
+    monkeypatch: pytest.MonkeyPatch, kubeconfig: str
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    await end_with(case, data={"kubeconfig": kubeconfig})
+    assert case.kept is None, "nothing would ever release it"
+    assert case.events == [("Warning", "TokenNotRevoked")]
+
+
+async def test_a_token_that_may_not_be_revoked_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    case.issuer.errors["get Secret"] = Forbidden(403, "Forbidden", "may not get")
+    await end_with(case)
+    assert case.kept is None
+    assert case.events == [("Warning", "TokenNotRevoked")]
+
+
+async def test_a_secret_that_never_got_a_token_is_released_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Renewing(monkeypatch)
+    case.issuer.outage = DOWN
+    await case.reconcile()
+    assert case.kept is not None
+    await end_with(case)
+    assert case.kept is None
+    assert case.events == []

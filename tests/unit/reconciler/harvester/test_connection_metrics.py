@@ -10,6 +10,7 @@ import pytest
 from caphv.runtime.errors import Forbidden, Unauthorized, Unreachable
 from reconciler import metrics
 from reconciler.harvester import connectionmetrics, poolmetrics
+from reconciler.harvester.poolmetrics import PoolKey, UsedPools
 from tests.support.ippools import pool
 
 pytestmark = pytest.mark.unit
@@ -54,15 +55,17 @@ def test_an_identity_is_accepted_or_not_only_by_a_harvester_that_answers(
 
 def test_free_addresses_are_those_of_used_pools_by_harvester() -> None:
     taken = pool("machines")
-    free = poolmetrics.free_addresses([(session("team/a", None, taken), ["machines"])])["h", "machines"]
+    free = poolmetrics.free_addresses([UsedPools(session("team/a", None, taken), ["machines"])])[
+        PoolKey("h", "machines")
+    ]
     taken["status"]["allocated"] = {"10.0.0.10": "team/one"}
     broken = pool("broken")
     broken["spec"]["ranges"] = [{"subnet": "nonsense"}]
     first, second = session("team/a", None, taken, broken, pool("unused")), session("team/b", None, taken, server="i")
     used = [
-        (first, ["machines", "machines", "broken", "gone"]),
-        (session("team/c"), ["machines"]),
-        (second, ["machines"]),
+        UsedPools(first, ["machines", "machines", "broken", "gone"]),
+        UsedPools(session("team/c"), ["machines"]),
+        UsedPools(second, ["machines"]),
     ]
     assert poolmetrics.free_addresses(used) == {("h", "machines"): free - 1, ("i", "machines"): free - 1}
     poolmetrics.report(used)
@@ -75,7 +78,10 @@ def test_free_addresses_are_those_of_used_pools_by_harvester() -> None:
 def test_the_first_session_that_sees_a_pool_counts_it() -> None:
     stale = pool("machines")
     stale["status"]["allocated"] = {"10.0.0.10": "team/one"}
-    sessions = [(session("team/a", None, pool("machines")), ["machines"]), (session("b", None, stale), ["machines"])]
+    sessions = [
+        UsedPools(session("team/a", None, pool("machines")), ["machines"]),
+        UsedPools(session("b", None, stale), ["machines"]),
+    ]
     (free,) = poolmetrics.free_addresses(sessions).values()
     (first,) = poolmetrics.free_addresses(sessions[:1]).values()
     assert free == first

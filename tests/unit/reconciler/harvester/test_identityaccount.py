@@ -10,7 +10,8 @@ import yaml
 
 from caphv.api.names import CLOUD_PROVIDER_ROLE, GUESTS_PREFIX
 from caphv.api.object import Obj
-from reconciler.harvester.identityaccount import Account, create, objects
+from reconciler.harvester.accountobjects import Account, account_objects
+from reconciler.harvester.identityaccount import create
 from reconciler.harvester.kubeconfig import kubeconfig
 from tests.support.tokenserver import TokenServer
 
@@ -30,12 +31,12 @@ def deletions(objs: list[Obj]) -> Iterator[tuple[str, list[str] | None]]:
 @pytest.mark.parametrize("former", [None, {}, {"vms": []}, {"other": ["a"]}])
 def test_without_former_bindings_an_account_may_delete_none(former: Mapping[str, list[str]] | None) -> None:
     """A rule without names is one for all of them."""
-    assert list(deletions(objects(Account("caphv", "caphv-system", ("vms",)), former=former))) == []
+    assert list(deletions(account_objects(Account("caphv", "caphv-system", ("vms",)), former=former))) == []
 
 
 def test_former_bindings_of_a_target_namespace_may_be_deleted_by_name() -> None:
     account = Account("caphv", "caphv-system", ("vms", "more"))
-    found = objects(account, former={"vms": ["b", "a"], "other": ["c"]})
+    found = account_objects(account, former={"vms": ["b", "a"], "other": ["c"]})
     assert list(deletions(found)) == [(f"{GUESTS_PREFIX}vms", ["a", "b"])]
 
 

@@ -11,6 +11,7 @@ from reconciler.harvester.addressplan import (
     AddressRequest,
     Grant,
     RefusalReason,
+    ReleaseEntry,
     plan_allocations,
     plan_releases,
 )
@@ -261,7 +262,7 @@ class TestLoadBalancer:
 
     def test_release_leaves_it_in_the_history(self) -> None:
         made = merge(pool(), plan_allocations({"p": pool()}, [self.ask()]).patches["p"])
-        released = merge(made, plan_releases(made, [("10.0.0.10", "ns/lb", "")]).patch or {})
+        released = merge(made, plan_releases(made, [ReleaseEntry("10.0.0.10", "ns/lb", "")]).patch or {})
         assert released["status"]["allocated"] == {}
         assert released["status"]["allocatedHistory"] == {"10.0.0.10": "ns/lb"}
 

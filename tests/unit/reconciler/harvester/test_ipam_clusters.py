@@ -15,6 +15,7 @@ from reconciler.harvester.addressplan import (
     AddressRequest,
     Grant,
     RefusalReason,
+    ReleaseEntry,
     plan_allocations,
     plan_releases,
 )
@@ -73,8 +74,8 @@ class TestManagementClusters:
 
     def test_release_is_of_its_own_entry_only_and_takes_the_mark_away(self) -> None:
         made = merge(pool(), plan_allocations({"p": pool()}, [asks("a", "one")]).patches["p"])
-        assert plan_releases(made, [("10.0.0.10", "ns/a", "two")]).patch is None
-        release = plan_releases(made, [("10.0.0.10", "ns/a", "one")])
+        assert plan_releases(made, [ReleaseEntry("10.0.0.10", "ns/a", "two")]).patch is None
+        release = plan_releases(made, [ReleaseEntry("10.0.0.10", "ns/a", "one")])
         assert release.released == ("10.0.0.10",)
         assert mark(merge(made, release.patch or {}), "10.0.0.10") == ""
 
@@ -153,7 +154,7 @@ def test_release_undoes_allocation_and_the_same_address_comes_back(state: Obj, w
     plan = plan_allocations({"p": state}, wanted)
     new = {identity: grant.address for identity, grant in plan.grants.items() if not grant.adopted}
     allocated = merge(state, plan.patches.get("p", {}))
-    release = plan_releases(allocated, [(address, identity, "") for identity, address in new.items()])
+    release = plan_releases(allocated, [ReleaseEntry(address, identity, "") for identity, address in new.items()])
     released = merge(allocated, release.patch or {})
     assert released["status"]["allocated"] == state["status"]["allocated"]
     assert released["status"]["available"] == state["status"]["available"]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from caphv.api.ippool import allocated
-from reconciler.harvester.addressplan import plan_releases
+from reconciler.harvester.addressplan import ReleaseEntry, plan_releases
 from tests.support.ippools import pool
 
 pytestmark = pytest.mark.unit
 
 
 def test_released_address_moves_to_history() -> None:
-    release = plan_releases(pool(allocated={"10.0.0.10": "ns/a", "10.0.0.11": "ns/b"}), [("10.0.0.10", "ns/a", "")])
+    release = plan_releases(
+        pool(allocated={"10.0.0.10": "ns/a", "10.0.0.11": "ns/b"}), [ReleaseEntry("10.0.0.10", "ns/a", "")]
+    )
     assert release.released == ("10.0.0.10",)
     assert release.patch == {
         "metadata": {"resourceVersion": "7"},
@@ -28,7 +30,8 @@ def test_released_address_moves_to_history() -> None:
 
 def test_only_the_holders_address_is_released() -> None:
     release = plan_releases(
-        pool(allocated={"10.0.0.10": "ns/b"}), [("10.0.0.10", "ns/a", ""), ("10.0.0.11", "ns/a", "")]
+        pool(allocated={"10.0.0.10": "ns/b"}),
+        [ReleaseEntry("10.0.0.10", "ns/a", ""), ReleaseEntry("10.0.0.11", "ns/a", "")],
     )
     assert release.patch is None
     assert release.foreign == {"10.0.0.10": "ns/b"}
@@ -36,7 +39,7 @@ def test_only_the_holders_address_is_released() -> None:
 
 
 def test_address_released_twice_in_one_call_counts_once() -> None:
-    entry = ("10.0.0.10", "ns/a", "")
+    entry = ReleaseEntry("10.0.0.10", "ns/a", "")
     release = plan_releases(pool(allocated={"10.0.0.10": "ns/a"}), [entry, entry])
     assert release.patch is not None
     assert release.patch["status"]["available"] == 5
@@ -50,7 +53,7 @@ def test_allocated_lists_the_holders() -> None:
 @pytest.mark.parametrize("counts", [{}, {"available": 3, "total": 5}])
 def test_address_of_an_invalid_pool_is_released(counts: dict[str, int]) -> None:
     obj = {**pool(), "spec": {"ranges": [{"subnet": "bad"}]}, "status": {"allocated": {"10.0.0.10": "ns/a"}, **counts}}
-    patch = plan_releases(obj, [("10.0.0.10", "ns/a", "")]).patch
+    patch = plan_releases(obj, [ReleaseEntry("10.0.0.10", "ns/a", "")]).patch
     assert patch is not None
     assert patch["status"]["allocated"] == {"10.0.0.10": None}
     after = {name: patch["status"].get(name) for name in ("available", "total")}

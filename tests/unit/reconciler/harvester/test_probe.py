@@ -8,8 +8,9 @@ import pytest
 
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import ServerFault, Unreachable
-from reconciler.harvester.harvester import DEPLOYMENT, Probe
+from reconciler.harvester.harvester import Probe
 from reconciler.harvester.sharedcache import Collection
+from reconciler.harvester.watchedcollections import DEPLOYMENT
 
 pytestmark = pytest.mark.unit
 

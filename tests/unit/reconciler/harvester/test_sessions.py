@@ -10,6 +10,7 @@ from caphv.api.object import NAMESPACES, Key, Obj
 from caphv.runtime.errors import Forbidden, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler.harvester import session as sessions_module
+from reconciler.harvester.poolwriter import WriteKey
 from tests.support.reconciler.accounts import Server, filled, is_current, opened, serving
 from tests.support.waiting import until
 
@@ -155,7 +156,7 @@ async def test_other_credentials_know_which_writes_have_no_answer() -> None:
             access = Kubeconfig(server=server.url, token=token)
             session = await it.sessions.assign(cluster, access, "vms", identity="a", harvester_uid="uid-1")
             await until(lambda session=session: filled(session))  # type: ignore[misc]
-            session.allocator.group.unanswered[("pool", "vms/one")] = 5
+            session.allocator.group.unanswered[WriteKey("pool", "vms/one")] = 5
             sessions.append(session)
             await it.sessions.release(cluster)
         first, second = sessions

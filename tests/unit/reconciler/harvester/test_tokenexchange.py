@@ -15,7 +15,7 @@ from caphv.api.tokenrenewal import Renewal, bound_name
 from caphv.runtime.errors import Forbidden
 from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig
 from reconciler.harvester import identityaccount, tokenexchange
-from reconciler.harvester.identityaccount import Account
+from reconciler.harvester.accountobjects import Account
 from reconciler.harvester.tokenexchange import Credentials, ExchangeError, Token
 from tests.support import kubeconfigs
 from tests.support.reconciler.tokenissuer import START, USER_TOKEN, Clock, Issuer, IssuerClient, encoded

@@ -13,7 +13,7 @@ from caphv.api.object import Key, Obj
 from caphv.api.ownership import Owner
 from caphv.runtime.errors import ApiError, Forbidden, ServerFault, Unreachable
 from caphv.runtime.queue import WorkQueue
-from reconciler.blocked import Blocked
+from reconciler.blocked import Blocked, Cause
 from reconciler.context import Context
 from reconciler.machine import controller
 from reconciler.memory.store import Memory
@@ -152,7 +152,9 @@ LOST = "VirtualMachine vms/one no longer exists and will not be recreated"
 @pytest.mark.parametrize("deleting", [False, True])
 async def test_a_lost_vm_is_still_lost_during_an_outage(monkeypatch: pytest.MonkeyPatch, deleting: bool) -> None:
     async def unreachable(_scope: Any) -> Obj:
-        raise Blocked(VM_READY, "HarvesterUnreachable", "Harvester is unreachable", Watched.CONNECTION, unknown=True)
+        raise Blocked(
+            VM_READY, "HarvesterUnreachable", "Harvester is unreachable", Watched.CONNECTION, cause=Cause.UNKNOWN
+        )
 
     monkeypatch.setattr(controller, "ensure_vm", unreachable)
     monkeypatch.setattr(controller, "delete_machine", unreachable)

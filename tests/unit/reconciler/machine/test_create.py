@@ -7,7 +7,7 @@ import pytest
 
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj
-from reconciler.blocked import Blocked
+from reconciler.blocked import Blocked, Cause
 from reconciler.machine import create, ensurevm
 from reconciler.machine.addresses.state import AddressState
 from reconciler.machine.network import StaticAddress
@@ -41,7 +41,7 @@ async def test_vm_is_not_lost_while_the_watch_is_disconnected(proof: str) -> Non
     """A cache that lags behind lacks VMs that exist, and a lost VM is never created again."""
 
     def disconnected() -> None:
-        raise Blocked(ConditionType.VM_PROVISIONING_READY, "Reading", "", Watched.CONNECTION, unknown=True)
+        raise Blocked(ConditionType.VM_PROVISIONING_READY, "Reading", "", Watched.CONNECTION, cause=Cause.UNKNOWN)
 
     async def absent() -> None:
         """Harvester has no VM."""
@@ -52,7 +52,7 @@ async def test_vm_is_not_lost_while_the_watch_is_disconnected(proof: str) -> Non
         more = {"draft": created, "live_vm": absent}
     with pytest.raises(Blocked) as unknown:
         await ensurevm.ensure_vm(scope_of(None, require_current_namespace=disconnected, **more))
-    assert unknown.value.unknown
+    assert unknown.value.is_unknown
     with pytest.raises(Blocked) as lost:
         await ensurevm.ensure_vm(scope_of(None, require_current_namespace=lambda: None, **more))
     assert lost.value.reason == "MachineNotFound"

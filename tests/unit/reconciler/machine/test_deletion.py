@@ -28,7 +28,7 @@ async def test_absence_in_a_cache_that_is_not_connected_releases_nothing() -> No
     scope, harvester = scope_of(current=False, pool=pool("10.0.0.1", "manageme"))
     with pytest.raises(Blocked) as blocked:
         await deletion.delete_machine(scope)
-    assert blocked.value.unknown
+    assert blocked.value.is_unknown
     assert isinstance(blocked.value.triggers[0], Subscription)
     assert harvester.allocator.released == []
 
@@ -74,7 +74,7 @@ async def test_machine_of_an_account_that_may_not_read_waits_until_a_user_force_
         Blocked, match=r'cannot watch.*--target-namespace vms.*caphv\.io/force-delete: "true"'
     ) as blocked:
         await deletion.delete_machine(scope)
-    assert (blocked.value.reason, blocked.value.unknown) == ("TargetNamespaceNotReady", False)
+    assert (blocked.value.reason, blocked.value.is_unknown) == ("TargetNamespaceNotReady", False)
     scope.context.topics.notify(("caches", "harvester"))
     assert len(scope.context.queues.machines) == 1
     scope.obj["metadata"]["annotations"] = FORCED

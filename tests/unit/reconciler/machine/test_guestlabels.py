@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from caphv.api.guestpools import announces_network, pool_of_guest
 from caphv.api.object import Key, Obj
 from caphv.runtime.store import Store
-from reconciler.harvester.harvester import collections_of
+from reconciler.harvester.watchedcollections import collections_of
 from reconciler.machine import labelling
 from reconciler.machine.guestlabels import first_network, guest_cluster_name, name_taken
 from reconciler.machine.vm import virtual_machine

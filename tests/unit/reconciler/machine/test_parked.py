@@ -12,7 +12,7 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj
 from caphv.api.ownership import Owner
 from caphv.runtime.queue import WorkQueue
-from reconciler.blocked import Blocked
+from reconciler.blocked import Blocked, Cause
 from reconciler.context import Context
 from reconciler.machine import controller
 from reconciler.memory.store import Memory
@@ -123,7 +123,9 @@ async def test_a_machine_waits_for_a_harvester_that_is_shut_down_without_looking
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = Machine(monkeypatch)
-    refusal = Blocked(ConditionType.VM_PROVISIONING_READY, Reason.VM_PROVISIONING_FAILED, "no", Watched.VM, outage=True)
+    refusal = Blocked(
+        ConditionType.VM_PROVISIONING_READY, Reason.VM_PROVISIONING_FAILED, "no", Watched.VM, cause=Cause.OUTAGE
+    )
     machine.refusal = refusal
     assert await machine.reconcile() is None
 

@@ -91,7 +91,7 @@ async def test_a_vm_without_a_host_names_the_hosts_that_are_down(life: VmLife) -
     assert "no host of Harvester can run the VM: harvester-1 is not ready" in message
 
 
-async def test_reboot_in_the_guest_keeps_ready(life: VmLife) -> None:
+async def test_reboot_in_the_guest_is_outage(life: VmLife) -> None:
     await ready(life)
     await life.runs(agent=False)
     await life.passes(AGENT_SECONDS - 1)
@@ -100,7 +100,7 @@ async def test_reboot_in_the_guest_keeps_ready(life: VmLife) -> None:
     assert (life.events, life.flips(), life.flips("GuestAgentConnected")) == ([], ["True"], ["True"])
 
 
-async def test_live_migration_keeps_ready(life: VmLife) -> None:
+async def test_live_migration_is_outage(life: VmLife) -> None:
     await ready(life)
     await life.state("Migrating", "Running", interfaces=NICS, conditions=[AGENT])
     await life.runs(agent=False, host="h2")
@@ -221,7 +221,7 @@ async def test_machine_without_devices_names_none(life: VmLife) -> None:
     assert life.condition("VMProvisioningReady")[1] == FAILED
 
 
-async def test_restart_that_a_user_requested_keeps_ready(life: VmLife) -> None:
+async def test_restart_that_a_user_requested_is_outage(life: VmLife) -> None:
     """The words and phases are those of virt-controller 1.7; see tests/observed/kubevirt."""
     await ready(life)
     await life.state("Stopping", "Running", deleting=True, interfaces=NICS)

@@ -16,7 +16,7 @@ from caphv.runtime.errors import Conflict
 from caphv.runtime.queue import WorkQueue
 from reconciler.blocked import Blocked
 from reconciler.harvester import addressplan
-from reconciler.harvester.addressplan import plan_releases
+from reconciler.harvester.addressplan import ReleaseEntry, plan_releases
 from reconciler.machine import create, ensurevm
 from reconciler.machine.addresses.entries import release_addresses
 from reconciler.machine.scope import MachineScope
@@ -130,7 +130,7 @@ class Machine:
         return answer
 
     async def _release(self, name: str, address: str, holder: str, cluster: str) -> bool:
-        released = plan_releases(self.pools[name], [(address, holder, cluster)]).released
+        released = plan_releases(self.pools[name], [ReleaseEntry(address, holder, cluster)]).released
         for text in released:
             del self.pools[name]["status"]["allocated"][text]
         return bool(released)
