@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SelectedClusters:
-    """The selected clusters; `selected` says that a label selector may have left out others."""
+    """The selected clusters; with `has_selector`, a label selector may have left out others."""
 
     input: Input
     namespace: str
-    selected: bool
+    has_selector: bool
 
     @property
     def clusters(self) -> tuple[ClusterFacts, ...]:

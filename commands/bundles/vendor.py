@@ -59,8 +59,8 @@ def vendor(options: CheckOptions) -> None:
     if not (options.charts or options.fetch or options.chart_repo):
         raise click.UsageError("name the source of charts: --charts DIRECTORY, or --fetch")
     with progress() as step:
-        given = read_clusters(options, step)
-        if not given.clusters and not given.input.unreadable:
+        selected = read_clusters(options, step)
+        if not selected.clusters and not selected.input.unreadable:
             raise InputError(
                 "no Cluster was given: instead of ClusterDefinitions, pass the manifests that "
                 "`caphv packager sync` commits"
@@ -70,7 +70,7 @@ def vendor(options: CheckOptions) -> None:
         bundler.renderer.table = replace(bundler.renderer.table, known={})
         with open_store(options) as store, open_checker(options) as checker:
             snapshot = store.sync()
-            batch = bundler.render(given.clusters, snapshot.tree)
+            batch = bundler.render(selected.clusters, snapshot.tree)
             step("reading charts")
             available, missing = _charts(batch, checker)
 
@@ -86,9 +86,9 @@ def vendor(options: CheckOptions) -> None:
             except ValueError as error:
                 raise InputError(str(error)) from None
     click.echo(out.PUSHED[options.output](result), nl=False, color=out.colour())
-    for line in (*(f"{name}: not available" for name in missing), *out.problems(given, batch)):
+    for line in (*(f"{name}: not available" for name in missing), *out.problems(selected, batch)):
         click.echo(f"caphv bundles: {line}", err=True)
-    sys.exit(exit_status(given, is_different=bool(missing or batch.failed)))
+    sys.exit(exit_status(selected, is_different=bool(missing or batch.failed)))
 
 
 def _charts(

@@ -46,18 +46,18 @@ __all__ = [
 _COLOURS = {State.MATCHES: "green", State.SUSPENDED: "cyan"}
 
 
-def problems(given: SelectedClusters, batch: Batch) -> Iterator[str]:
+def problems(selected: SelectedClusters, batch: Batch) -> Iterator[str]:
     """Yield files that could not be read, and each finding with its place in a file.
 
     An error in a template is reported once, not for each of a thousand clusters.
     """
-    yield from map(printable, given.input.unreadable)
+    yield from map(printable, selected.input.unreadable)
     for cluster in sorted(batch.suspended):
         yield printable(
             f"cluster {cluster}: suspended by annotation {names.SUSPEND_ADDONS_ANNOTATION}, keeps "
             "what it has"
         )
-    if not given.clusters and not given.input.unreadable:
+    if not selected.clusters and not selected.input.unreadable:
         yield "no such cluster (for ClusterDefinitions, use caphv packager sync)"
 
     template_errors: Counter[str] = Counter()
@@ -67,7 +67,7 @@ def problems(given: SelectedClusters, batch: Batch) -> Iterator[str]:
             if finding.rule == TEMPLATE_RULE:
                 template_errors[str(finding)] += 1
                 continue
-            place = given.input.place(result.cluster, finding, seen[result.cluster])
+            place = selected.input.place(result.cluster, finding, seen[result.cluster])
             kind = "advice" if finding.advice else "error"
             parts = (place, f"cluster {result.cluster}", kind, str(finding))
             yield printable(": ".join(filter(None, parts)))
