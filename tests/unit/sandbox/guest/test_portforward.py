@@ -12,6 +12,7 @@ import pytest
 
 from sandbox.guest import portforward
 from sandbox.guest.spdy import Data, Decoder, Encoder, Frame, Reset
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.unit
 
@@ -93,12 +94,6 @@ async def forwarding(port: int | None = None) -> AsyncIterator[Forwarding]:
     finally:
         await forwarding.session.close()
         server.close()
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(3):
-        while not condition():  # noqa: ASYNC110 - the streams have no event
-            await asyncio.sleep(0.005)
 
 
 async def test_what_a_client_sends_after_the_end_of_the_guests_data_reaches_the_guest() -> None:
