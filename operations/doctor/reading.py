@@ -38,7 +38,7 @@ from operations.read.accounts import namespace_of, read_credentials, read_permis
 from operations.read.harvester import read_harvester
 from operations.read.harvesterclient import HarvesterClient
 from operations.read.harvestersettings import read_deployment
-from operations.read.management import list_all, unseen
+from operations.read.management import list_all, text_without_server, unseen
 from operations.read.objects import ManagementObjects, target_namespaces
 from operations.read.owners import OwnerObjects, read_owners
 from operations.read.servers import HARVESTER_SECONDS, answering_client
@@ -236,7 +236,8 @@ async def _read_facts(
         facts.error = f"it rejects the credentials: {error}"
         facts.rejected = True
     except Unreachable as error:
-        facts.error = f"it is unreachable: {error}"
+        why = text_without_server(error, facts.kubeconfig.server)
+        facts.error = f"it is unreachable: {why}"
     except (ApiError, KubeconfigError) as error:
         facts.error = f"it refuses requests: {error}"
     except TimeoutError:

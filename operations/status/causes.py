@@ -33,6 +33,7 @@ HOSTS_NOT_READY = "HostsNotReady"
 _OF_HARVESTERS = frozenset({Reason.HARVESTER_UNREACHABLE, HOSTS_NOT_READY})
 # A packager writes the bundles of many clusters into one repository.
 _PACKAGER = "packager"
+_HARVESTER = "Harvester "
 _PARKED = frozenset({"Parked", Reason.PARKING, Reason.RESUMING})
 # The message of an outage ends with this text, which is about a single cluster.
 _LAST_KNOWN = "; last known to be ready"
@@ -195,12 +196,16 @@ def _cause(key: _CauseKey, occurrences: Sequence[_Occurrence]) -> SharedCause:
     problems = [occurrence.problem for occurrence in occurrences]
     first = min(problems, key=lambda problem: problem.since)
     order = list(Severity)
+    cause = first.cause.partition(_LAST_KNOWN)[0]
+    if key.subject.startswith(_HARVESTER):
+        # The subject already names the server.
+        cause = cause.replace(f"{key.subject.removeprefix(_HARVESTER)}: ", "", 1)
 
     return SharedCause(
         severity=min((problem.severity for problem in problems), key=order.index),
         subject=key.subject,
         reason=key.reason,
-        cause=first.cause.partition(_LAST_KNOWN)[0],
+        cause=cause,
         next_step=first.next_step,
         since=first.since,
         clusters=tuple(str(occurrence.cluster.key) for occurrence in occurrences),
@@ -212,12 +217,14 @@ def shared_subject(cluster: Cluster, problem: Problem) -> str:
     if problem.reason in _OF_IDENTITIES and cluster.identity:
         return f"Secret {secret_name(cluster.identity)}"
     if problem.reason in _OF_HARVESTERS and cluster.harvester:
-        return f"Harvester {cluster.harvester}"
+        return f"{_HARVESTER}{cluster.harvester}"
     return ""
 
 
 def _is_exact(condition: Condition, problems: Iterable[Problem]) -> bool:
+    """Whether a condition has the text of a problem, perhaps with advice at its end."""
+    message = " ".join(condition.message.split())
     return any(
-        condition.reason == problem.reason and " ".join(condition.message.split()) == problem.cause
+        condition.reason == problem.reason and message.startswith(problem.cause)
         for problem in problems
     )
