@@ -21,6 +21,7 @@ from operations.status.conditionproblems import (
     age_of,
     condition_problem,
     flatten,
+    names_finalizer,
     object_name,
 )
 from operations.status.machineproblems import EXPLAINING, machine_problems
@@ -123,7 +124,8 @@ def _deletion_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
     errors = [
         problem
         for problem in problems
-        if problem.severity is Severity.ERROR and problem.reason not in _CREATION
+        if problem.severity is Severity.ERROR
+        and (problem.reason not in _CREATION or names_finalizer(problem.cause))
     ]
     if errors:
         yield from errors
