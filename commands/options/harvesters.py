@@ -55,8 +55,8 @@ def insecure_option(command: _Command) -> _Command:
         expose_value=False,
         callback=_allow_insecure,
         help=(
-            "Also use kubeconfigs that set insecure-skip-tls-verify; a connection with them exposes "
-            "their credentials to man-in-the-middle attacks."
+            "Also use kubeconfigs that set insecure-skip-tls-verify; this exposes their "
+            "credentials to man-in-the-middle attacks."
         ),
     )(command)
 
