@@ -42,7 +42,7 @@ from operations.read.management import list_all, text_without_server, unseen
 from operations.read.objects import ManagementObjects, target_namespaces
 from operations.read.owners import OwnerObjects, read_owners
 from operations.read.servers import HARVESTER_SECONDS, answering_client
-from operations.status.provider import newest_lease
+from operations.status.provider import newest_lease, sandbox_of
 
 _WEBHOOK_CONFIGURATION = "caphv-validating-webhook-configuration"
 _WEBHOOK_SERVICE = "caphv-webhook-service"
@@ -92,7 +92,9 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
     facts.absent_crds = [name for name, crd in zip(_CRDS, crds, strict=True) if crd is None]
 
     if facts.deployment is None:
-        facts.has_namespace = bool(await _get(client, facts, NAMESPACES, "", namespace))
+        obj = await _get(client, facts, NAMESPACES, "", namespace)
+        facts.has_namespace = bool(obj)
+        facts.sandbox = sandbox_of(obj)
 
     # A provider with a filter prefixes the name of its Lease with its share. It may be alive where
     # a removed provider has left its Lease behind.
