@@ -51,6 +51,7 @@ class InPlaceUpdates:
         return reasons
 
     def _reasons(self, before: Pool, after: Pool) -> tuple[str, ...]:
+        """Return what keeps the extension from updating the machines of a pool."""
         if after.name == CONTROL_PLANE:
             return ("whether its provider updates control planes in place is not known",)
         if not after.updates_in_place:
