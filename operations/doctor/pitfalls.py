@@ -7,7 +7,7 @@ explains them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta
 
 from caphv.api.counting import name_some
@@ -35,8 +35,8 @@ _CLOCK_TOLERANCE = timedelta(seconds=60)
 
 def checks(
     objects: HarvesterObjects,
-    storage_classes: Iterable[Obj],
-    machines: Iterable[Obj],
+    storage_classes: Collection[Obj],
+    machines: Collection[Obj],
     subject: str,
     now: datetime,
 ) -> Iterator[Check]:
@@ -48,8 +48,6 @@ def checks(
     :param subject: the Harvester
     :param now: the current time
     """
-    machines = list(machines)
-    storage_classes = list(storage_classes)
     yield from _check_capacity(objects, subject)
     yield from _check_clocks(objects, subject, now)
     yield from _check_disk_errors(objects, subject)
