@@ -257,6 +257,7 @@ def _continue(
 
 
 def _steps(state: _State, distribution: Distribution, restore: Restore) -> tuple[Step, ...]:
+    """Return the steps on the servers. Raises `ChangeError` if one cannot be written."""
     from operations.change.etcdsteps import steps
 
     users = _ssh_users(state.parts)

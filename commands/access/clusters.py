@@ -75,6 +75,7 @@ def _selector(text: str) -> Callable[[Any], bool]:
 
 
 def _live(kubeconfig: str, context: str, namespace: str) -> Input:
+    """Read the clusters of a management cluster. Raises `InputError`."""
     from caphv.runtime.client import ApiClient
     from caphv.runtime.clientconfig import own_configuration
     from caphv.runtime.errors import RequestError
