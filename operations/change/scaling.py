@@ -149,7 +149,7 @@ def growing_devices(
     devices = []
     for growth in _growths(parts, deployments, scale):
         samples = growth.machines
-        if not samples and growth.template in templates:
+        if not samples and growth.template and growth.template in templates:
             samples = [templates[growth.template]]
         devices += devices_of_machines(samples, growth.number)
     return devices

@@ -7,7 +7,7 @@ explains them.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
 from caphv.api.counting import name_some
@@ -35,8 +35,8 @@ _CLOCK_TOLERANCE = timedelta(seconds=60)
 
 def checks(
     objects: HarvesterObjects,
-    storage_classes: Collection[Obj],
-    machines: Collection[Obj],
+    storage_classes: list[Obj],
+    machines: list[Obj],
     subject: str,
     now: datetime,
 ) -> Iterator[Check]:

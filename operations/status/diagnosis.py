@@ -53,7 +53,7 @@ _INDEPENDENT = (
     ConditionType.HOSTS_EVACUATED,
 )
 # An identity that expires explains a refused connection, so it comes before the gates.
-_ORDER = (ConditionType.IDENTITY_UP_TO_DATE, *GATES, *_INDEPENDENT)
+ORDER = (ConditionType.IDENTITY_UP_TO_DATE, *GATES, *_INDEPENDENT)
 # What a cluster waits for while it comes up. Its deletion does not wait for these.
 _CREATION = frozenset(
     {
@@ -171,7 +171,7 @@ def _infrastructure_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
     # If several conditions repeat one message, it is reported only once.
     reported: set[str] = set()
     is_blocked = False
-    for kind in _ORDER:
+    for kind in ORDER:
         condition = condition_of(obj, kind)
         reason = condition.get("reason")
         message = str(condition.get("message") or "")
