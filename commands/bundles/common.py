@@ -150,7 +150,7 @@ def compare(options: BundleOptions, *, with_others: bool) -> Comparison:
             snapshot = store.sync()
 
             # Clusters that were left out by a selector, or that could not be read, also are only in
-            # the repository. They cannot be told from extra ones, so that none is reported.
+            # the repository. Nothing tells them from extra ones, so none is reported.
             may_miss_clusters = selected.has_selector or selected.input.unreadable
             pruning = pruning_of(
                 selected, snapshot, EVERYTHING, with_others=with_others and not may_miss_clusters

@@ -217,8 +217,8 @@ _BY_REASON: dict[str, str] = {
         "remove it from the object on Harvester"
     ),
     "QuotaUsedUp": (
-        "Raise the quota of namespace {target} on Harvester, or delete VMs there: the machine "
-        "continues by itself"
+        "Raise the quota of namespace {target} on Harvester, or delete VMs there: the machine then "
+        "continues"
     ),
     "HeldByRancher": (
         "Check the workload API and the status of the RKEControlPlane; to give the member up, "

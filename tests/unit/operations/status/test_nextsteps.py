@@ -106,7 +106,7 @@ QUOTAS = [
 
 
 @pytest.mark.parametrize("message", QUOTAS)
-@pytest.mark.parametrize(("ran", "step"), [(False, ": the machine continues by itself"), (True, ", and start the VM")])
+@pytest.mark.parametrize(("ran", "step"), [(False, ": the machine then continues"), (True, ", and start the VM")])
 def test_a_quota_is_raised_and_no_machine_replaced(message: str, ran: bool, step: str) -> None:
     builder = Builder()
     builder.harvester_machines["worker-1"]["status"]["initialization"] = {"provisioned": ran}
@@ -124,7 +124,7 @@ ADVICE = [
 
 
 @pytest.mark.parametrize("advice", ADVICE)
-def test_advice_in_a_message_is_not_repeated_beside_the_next_step(advice: str) -> None:
+def test_advice_in_a_message_is_not_repeated_in_the_next_step(advice: str) -> None:
     builder = Builder()
     message = "spec.volumes[0].imageName: Harvester has no such image; upload it or correct the name"
     builder.break_machine("worker-1", "VMProvisioningFailed", f"{message}; {advice}")

@@ -1,4 +1,4 @@
-"""Forwarded ports of a simulated kubelet: what becomes of the streams, and of their data, when one side ends."""
+"""Forwarded ports of a simulated kubelet: what happens to the streams, and to their data, when one side ends."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Server(MemoryServer):
         return {}
 
     def put_unnoticed(self, name: str) -> None:
-        """Store a ConfigMap of which no watch is told."""
+        """Store a ConfigMap that no watch reports."""
         metadata = {"name": name, "namespace": "team", "uid": name, "resourceVersion": "1"}
         obj = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
         self._objs["", "ConfigMap"][key_of(obj)] = obj
