@@ -92,12 +92,12 @@ def test_a_missing_provider_is_an_error_where_its_namespace_exists() -> None:
 
 
 def test_a_missing_provider_of_a_sandbox_is_started_with_the_sandbox() -> None:
-    own = facts(deployment=None, has_namespace=True, sandbox="/home/x/sandbox", lease=released(seconds=60))
+    own = facts(deployment=None, has_namespace=True, sandbox="/srv/sandbox", lease=released(seconds=60))
     for name in ("provider", "leader"):
         check = one(management.checks(own, NOW), name)
         assert (check.result, check.remedy) == (
             Result.ERROR,
-            "Start what the sandbox lacks: caphv sandbox up --dir /home/x/sandbox",
+            "Start what the sandbox lacks: caphv sandbox up --dir /srv/sandbox",
         )
 
 

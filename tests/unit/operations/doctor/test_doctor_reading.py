@@ -110,7 +110,7 @@ async def test_leases_of_providers_elsewhere_are_those_of_all_objects() -> None:
 async def test_the_namespace_counts_without_the_deployment(has_deployment: bool, has_namespace: bool) -> None:
     server = ManagementServer()
     if has_namespace:
-        metadata: Obj = {"name": "caphv-system", "annotations": {names.SANDBOX_ANNOTATION: "/home/x"}}
+        metadata: Obj = {"name": "caphv-system", "annotations": {names.SANDBOX_ANNOTATION: "/srv/sandbox"}}
         server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     if has_deployment:
         metadata = {"name": "caphv-controller-manager", "namespace": "caphv-system"}
