@@ -106,12 +106,15 @@ class _Session:
     def finish(self, stream: int, request: str, error: str) -> None:
         """Forget a forwarded port, and end its error stream, with an error if it is not empty.
 
-        Clients wait for the end of the error stream also after a success.
+        Clients wait for the end of the error stream also after a success. After an error, the data
+        ends as well, and not before the error is sent: a client may leave at the end of the data.
         """
         self._ports.pop(stream, None)
         error_stream = self._errors.pop(request, None)
         if error_stream is not None:
             self.data(error_stream, error.encode(), fin=True)
+        if error:
+            self.data(stream, fin=True)
 
     def _handle_frame(self, frame: Frame) -> None:
         """Answer a frame, or pass it to the connection of its stream."""
@@ -180,7 +183,6 @@ class _Port:
         except OSError as error:
             # This includes TimeoutError.
             self._error = f"cannot connect to port {self._endpoint[1]}: {type(error).__name__}"
-            self._session.data(self._stream, fin=True)
         else:
             await self._pass_both_ways(reader, writer)
 

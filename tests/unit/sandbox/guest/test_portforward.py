@@ -132,6 +132,7 @@ async def test_a_port_that_nothing_listens_on_is_an_error_of_its_request() -> No
     async with forwarding(port=1) as forwarded:
         await until(lambda: forwarded.transport.has_ended(DATA) and forwarded.transport.has_ended(ERROR))
         assert forwarded.transport.content(ERROR) == b"cannot connect to port 1: ConnectionRefusedError"
+        assert [frame.stream for frame in forwarded.transport.frames if isinstance(frame, Data)] == [ERROR, DATA]
         assert forwarded.is_forgotten
 
 
