@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from caphv.api import names, parking, remedies
 from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of, list_at
@@ -79,16 +80,28 @@ def _store_checks(parts: Parts, copy: EtcdSnapshot | None, subject: str) -> Iter
     if store is None:
         message = "no S3 store is configured on its machines, as far as the control plane says"
         yield Check("store", subject, Result.WARNING, message, flags)
-    elif copy is not None and copy.location != f"s3://{posixpath.join(*store, copy.name)}":
+    elif copy is not None and copy.location != store.location(copy.name):
         message = f"the snapshot is in {copy.location}, and not in the store that is configured"
         yield Check("store", subject, Result.ERROR, message, flags)
 
 
-def _store_of(control_plane: Obj | None) -> tuple[str, str] | None:
-    """Return bucket and folder that servers are configured with; None if no store is known."""
+class _Store(NamedTuple):
+    """The S3 store that servers are configured with."""
+
+    bucket: str
+    folder: str
+
+    def location(self, name: str) -> str:
+        """Return the location of a file, as servers record it."""
+        return f"s3://{posixpath.join(self.bucket, self.folder, name)}"
+
+
+def _store_of(control_plane: Obj | None) -> _Store | None:
+    """Return the store of servers; None if none is known."""
     store = at(control_plane, "spec", "serverConfig", "etcd", "backupConfig", "s3")
     if isinstance(store, dict):
-        return str(store.get("bucket") or ""), str(store.get("folder") or "").strip("/")
+        folder = str(store.get("folder") or "").strip("/")
+        return _Store(str(store.get("bucket") or ""), folder)
 
     for file in list_at(control_plane, "spec", "kthreesConfigSpec", "files"):
         if not str(at(file, "path") or "").endswith(_SNAPSHOT_FILE):
@@ -99,7 +112,7 @@ def _store_of(control_plane: Obj | None) -> tuple[str, str] | None:
             continue
         if isinstance(config, dict) and config.get("etcd-s3") is True:
             folder = str(config.get("etcd-s3-folder") or "").strip("/")
-            return str(config.get("etcd-s3-bucket") or ""), folder
+            return _Store(str(config.get("etcd-s3-bucket") or ""), folder)
     return None
 
 

@@ -126,7 +126,7 @@ async def _read_by_accounts(
 
     Each account may read its own namespaces. Cluster-wide objects are taken from any account.
     """
-    whole: HarvesterObjects | None = None
+    objects: HarvesterObjects | None = None
     answering = []
     async with limit:
         for account in sorted(accounts, key=lambda account: account.identity):
@@ -136,7 +136,7 @@ async def _read_by_accounts(
                 async with answering_client(
                     account.kubeconfig, "harvester", HARVESTER_SECONDS
                 ) as client:
-                    part = await read_harvester(client, account.namespaces)
+                    seen = await read_harvester(client, account.namespaces)
             except RequestError as error:
                 why = text_without_server(error, server)
                 harvesters.unseen.append(replace(unseen(access, error), why=why))
@@ -146,11 +146,11 @@ async def _read_by_accounts(
                 harvesters.unseen.append(Unseen(access, reason))
                 continue
 
-            whole = part if whole is None else join(whole, part)
+            objects = seen if objects is None else join(objects, seen)
             answering.append(account.identity)
 
-    if whole is not None:
-        harvesters.by_identity.update(dict.fromkeys(answering, whole))
+    if objects is not None:
+        harvesters.by_identity.update(dict.fromkeys(answering, objects))
 
 
 def join(first: HarvesterObjects, second: HarvesterObjects) -> HarvesterObjects:
