@@ -209,6 +209,7 @@ def revoke(*, former: bool, options: AccountOptions) -> None:
 
 
 def _plan_creations(account: GuestAccount, options: TokenOptions) -> list[str]:
+    """Return what will be created or changed on Harvester."""
     lines = []
     if account.account is None:
         lines.append(f"creates ServiceAccount {account.key}")
@@ -269,6 +270,7 @@ def _report(
 
 
 def _write(content: str, options: TokenOptions) -> None:
+    """Write the configuration in the form that the user has chosen."""
     import yaml
 
     from reconciler.harvester.guestaccount import cloud_init, workload_secret

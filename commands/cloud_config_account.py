@@ -46,6 +46,7 @@ async def issue_content(options: TokenOptions, *, renew: bool) -> str:
     from reconciler.harvester.kubeconfig import api_server
 
     async def issue(client: ApiClient, account: GuestAccount) -> str:
+        """Return a configuration with a token that was tested."""
         await guestaccount.ensure(client, account)
         seconds = (options.expires_in or 0) * _DAY
         token, ca = await guestaccount.token(client, account, seconds=seconds, renew=renew)

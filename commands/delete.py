@@ -178,6 +178,7 @@ def _explain_remains(
 
 
 def _explain(parts: Parts, waits: Iterable[PendingDeletion], change: ChangeOptions) -> None:
+    """Show what a deletion waits for."""
     from caphv.api.object import being_deleted
     from operations.status.remedies import resume_command
 
@@ -191,6 +192,7 @@ def _explain(parts: Parts, waits: Iterable[PendingDeletion], change: ChangeOptio
 
 
 def _show_waits(key: Key, deletions: Iterable[PendingDeletion], *, force: bool) -> None:
+    """Write what each object waits for, and with `force` when a forced deletion would help."""
     from commands.output.overview import age
 
     now = datetime.now(UTC)

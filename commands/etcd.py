@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -131,19 +131,21 @@ def remove(
     from commands.output import changes
     from commands.output import etcd as out
     from operations.change.changes import ChangeError
-    from operations.change.etcd import chosen, removal_checks
+    from operations.change.etcd import choose_members, removal_checks
     from operations.status.check import Result
 
     key = selection((cluster,), scope).keys[0]
-    etcd_members, machines = run(_read_members_and_stuck_machines(scope, key))
+    etcd_state = run(_read_state(scope, key))
+    machines = etcd_state.stuck_machines
     try:
-        removals = chosen(etcd_members, names)
+        removals = choose_members(etcd_state.members, names)
     except ChangeError as error:
         raise InputError(*error.problems) from None
 
-    checks = removal_checks(key, etcd_members, removals) if removals else []
+    checks = removal_checks(key, etcd_state.members, removals) if removals else []
 
     def report(*, applied: bool) -> None:
+        """Write the result as data, if the user asked for data."""
         if change.is_text:
             return
         item = {
@@ -180,6 +182,22 @@ def remove(
 
 
 @dataclass(frozen=True, slots=True)
+class _ReadCluster:
+    """The model of a cluster, and its Machines."""
+
+    model: Cluster
+    machines: Sequence[Obj]
+
+
+@dataclass(frozen=True, slots=True)
+class _EtcdState:
+    """The members of etcd, and the Machines whose deletion waits for a member that is absent."""
+
+    members: tuple[EtcdMember, ...]
+    stuck_machines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Answer:
     """The answer of an etcd Pod, and the means to ask it again."""
 
@@ -195,25 +213,21 @@ def _question(key: Key, members: int, machines: int) -> str:
     return f"{text[0].upper()}{text[1:]} of cluster {key}?"
 
 
-async def _read_members_and_stuck_machines(
-    management: ManagementOptions, key: Key
-) -> tuple[tuple[EtcdMember, ...], tuple[str, ...]]:
-    """Return the members of etcd, and the Machines whose deletion waits for an absent member."""
+async def _read_state(management: ManagementOptions, key: Key) -> _EtcdState:
+    """Ask etcd and the workload cluster. Raises `InputError`."""
     from caphv.api.object import NODES
     from caphv.runtime.listing import list_pages
     from operations.change.etcd import members_with_machines, unreleased_machines
-    from operations.read.objects import by_cluster
 
-    objects: list[Obj] = []
-    cluster = await _read_cluster(management, key, objects)
+    cluster = await _read_cluster(management, key)
     async with _ask_etcd(management, key) as answer:
-        members = members_with_machines(cluster, answer.members)
+        members = members_with_machines(cluster.model, answer.members)
         nodes = {
             node["metadata"]["name"]
             async for page in list_pages(answer.client, NODES)
             for node in page
         }
-    return members, unreleased_machines(by_cluster(objects).get(key, ()), nodes, members)
+    return _EtcdState(members, unreleased_machines(cluster.machines, nodes, members))
 
 
 async def _release(
@@ -233,8 +247,7 @@ async def _release(
     from operations.read.management import kinds_of
 
     for name in names:
-        _, machines = await _read_members_and_stuck_machines(management, key)
-        if name not in machines:
+        if name not in (await _read_state(management, key)).stuck_machines:
             continue  # released meanwhile
         async with management_client(management) as client:
             patch = {"metadata": {"annotations": {RKE2_HOOK: None}}}
@@ -244,11 +257,12 @@ async def _release(
 
 
 async def _read_members(management: ManagementOptions, key: Key) -> tuple[EtcdMember, ...]:
+    """Return the members of etcd with their machines. Raises `InputError`."""
     from operations.change.etcd import members_with_machines
 
     cluster = await _read_cluster(management, key)
     async with _ask_etcd(management, key) as answer:
-        return members_with_machines(cluster, answer.members)
+        return members_with_machines(cluster.model, answer.members)
 
 
 async def _remove(
@@ -279,20 +293,15 @@ async def _remove(
             echo(f"removed member {member.name} ({member_id})", err=to_stderr)
 
 
-async def _read_cluster(
-    management: ManagementOptions, key: Key, machines: list[Obj] | None = None
-) -> Cluster:
+async def _read_cluster(management: ManagementOptions, key: Key) -> _ReadCluster:
     """Read the cluster with its machines.
 
     Raises `InputError` if the machines cannot be read, because all members would look stale.
-
-    :param management: the management cluster
-    :param key: the cluster
-    :param machines: gets the Machines of the namespace
     """
     from caphv.api.object import key_of
     from commands.options.management import Selection
     from operations.change.etcd import unseen_machines
+    from operations.read.objects import by_cluster
     from operations.status.query import Query, ask
 
     async with management_client(management) as client:
@@ -302,14 +311,12 @@ async def _read_cluster(
         raise InputError(
             f"the machines of the cluster cannot be read: {'; '.join(map(str, hidden))}"
         )
-    if machines is not None:
-        machines += answer.objects.machines
 
     clusters = answer.overview.clusters
     Selection(key.namespace, (key,)).require(
         {cluster.key for cluster in clusters}, map(key_of, answer.objects.clusters)
     )
-    return clusters[0]
+    return _ReadCluster(clusters[0], by_cluster(answer.objects.machines).get(key, ()))
 
 
 @asynccontextmanager

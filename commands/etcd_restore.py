@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
     from operations.change.changes import Plan
     from operations.change.etcddistribution import Distribution
+    from operations.change.etcdnodes import EtcdNodes
     from operations.change.etcdrestore import Restore
     from operations.change.etcdsteps import Step
     from operations.read.etcdsnapshots import EtcdSnapshot
@@ -53,8 +54,7 @@ class _State:
     parts: Parts
     cluster: Cluster
     snapshots: tuple[EtcdSnapshot, ...] | None
-    nodes: dict[str, bool]
-    members: dict[str, str]
+    nodes: EtcdNodes
     silence: str
     authority: str
 
@@ -182,15 +182,16 @@ def _begin(
     from commands.output import etcdrestore as out
     from operations.change import etcdrestore
     from operations.change.changes import ChangeError
+    from operations.change.etcdrestorechecks import begin_checks
 
     if not snapshot:
         raise ChangeError([f"no restore of {state.parts.key} has begun: name a snapshot"])
     restore, copy = etcdrestore.choose(state.cluster, snapshot, machine, state.snapshots)
-    restore = etcdrestore.identify(restore, state.cluster, token_hex(4), state.members)
+    restore = etcdrestore.identify(restore, state.cluster, token_hex(4), state.nodes.members)
     steps = _steps(state, distribution, restore)
     if ssh:
         _check_addresses(steps)
-    checks = etcdrestore.begin_checks(state.parts, state.cluster, restore, copy, state.silence)
+    checks = begin_checks(state.parts, state.cluster, restore, copy, state.silence)
     plan = etcdrestore.begin(state.parts, restore, checks)
 
     what = f"restore {restore.snapshot} on Machine {restore.machine}"
@@ -251,11 +252,12 @@ def _continue(
         out.show(state.parts.key, steps)
         changes.show_checks(checks)
     elif not (plan.changes and change.dry_run):
-        whole = Plan(plan.cluster, plan.patches, (*plan.checks, *checks))
-        _print(whole, begun, steps, change, applied=applied)
+        checked = Plan(plan.cluster, plan.patches, (*plan.checks, *checks))
+        _print(checked, begun, steps, change, applied=applied)
 
 
 def _steps(state: _State, distribution: Distribution, restore: Restore) -> tuple[Step, ...]:
+    """Return the steps on the servers. Raises `ChangeError` if one cannot be written."""
     from operations.change.etcdsteps import steps
 
     users = _ssh_users(state.parts)
@@ -364,10 +366,10 @@ def _discard(state: _State, change: ChangeOptions, scope: ScopeOptions) -> None:
 
 
 def _finish_checks(state: _State, begun: Restore) -> list[Check]:
-    from operations.change import etcdrestore
+    """Check that the restored cluster works."""
+    from operations.change.etcdrestorechecks import finish_checks
 
-    nodes = state.silence or state.nodes
-    return etcdrestore.finish_checks(state.parts, state.cluster, begun, nodes, state.members)
+    return finish_checks(state.parts, state.cluster, begun, state.nodes, state.silence)
 
 
 def _print(
@@ -402,6 +404,7 @@ async def _read(management: ManagementOptions, key: Key) -> _State:
     from operations.change.changes import ChangeError
     from operations.change.clusterparts import cluster_and_parts
     from operations.change.etcd import unseen_machines
+    from operations.change.etcdnodes import EtcdNodes
     from operations.status.query import Query, ask
 
     async with management_client(management) as client:
@@ -418,12 +421,12 @@ async def _read(management: ManagementOptions, key: Key) -> _State:
 
     try:
         async with workload_client(management, key) as client:
-            nodes, members = await _read_nodes(client)
+            nodes = await _read_nodes(client)
             snapshots = await _read_snapshots(client)
-            return _State(parts, cluster, snapshots, nodes, members, "", authority)
+            return _State(parts, cluster, snapshots, nodes, "", authority)
     except (InputError, RequestError) as error:
         silence = str(error) or "no answer"
-        return _State(parts, cluster, None, {}, {}, silence, authority)
+        return _State(parts, cluster, None, EtcdNodes(), silence, authority)
 
 
 async def _read_authority(management: ApiClient, key: Key) -> str:
@@ -440,16 +443,17 @@ async def _read_authority(management: ApiClient, key: Key) -> str:
         return ""
 
 
-async def _read_nodes(client: ApiClient) -> tuple[dict[str, bool], dict[str, str]]:
+async def _read_nodes(client: ApiClient) -> EtcdNodes:
+    """Read the Nodes of the workload cluster."""
     from datetime import UTC, datetime
 
     from caphv.api.object import LEASES, NODES
-    from operations.change.etcdrestore import member_names, ready_nodes
+    from operations.change.etcdnodes import EtcdNodes, member_names, ready_nodes
     from operations.read.management import list_all
 
     nodes = await list_all(client, NODES)
     leases = await list_all(client, LEASES, "kube-node-lease")
-    return ready_nodes(nodes, leases, datetime.now(UTC)), member_names(nodes)
+    return EtcdNodes(ready_nodes(nodes, leases, datetime.now(UTC)), member_names(nodes))
 
 
 async def _read_snapshots(client: ApiClient) -> tuple[EtcdSnapshot, ...]:

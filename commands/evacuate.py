@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from operations.change.changes import Plan
     from operations.change.evacuation import HostMachines
     from operations.read.harvesterclient import HarvesterClient
-    from operations.read.objects import ManagementObjects
+    from operations.read.objects import ManagementObjects, Unseen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,14 +134,14 @@ async def _prepare(host: str, options: EvacuateOptions, step: Step) -> _Prepared
     from operations.change.evacuation import clusters_on, find_host, machines_on, plan_evacuation
     from operations.read.harvesterclient import list_everywhere
     from operations.read.management import read_management
-    from operations.read.objects import Unseen, by_key
+    from operations.read.objects import by_key
 
     async with (
         management_client(options) as management,
         harvester_clients(management, options) as (harvesters, hidden),
     ):
         step(f"looking for host {host}")
-        harvester, hosts = await _harvester_of(host, harvesters, list(map(str, hidden)))
+        harvester, hosts = await _owner_of(host, harvesters, hidden)
         system = await harvester.client.get(NAMESPACES, "kube-system")
         objects = await read_management(management, options.namespace, step)
         clusters = clusters_on(objects.clusters, by_key(objects.harvester_clusters), uid_of(system))
@@ -151,12 +152,19 @@ async def _prepare(host: str, options: EvacuateOptions, step: Step) -> _Prepared
     return _Prepared(plan, harvester.server, tuple(machines))
 
 
-async def _harvester_of(
-    host: str, harvesters: list[HarvesterClient], hidden: list[str]
-) -> tuple[HarvesterClient, list[Obj]]:
-    """Return the only Harvester with a host of this name, and its hosts. Raises `ChangeError`.
+class _Owner(NamedTuple):
+    """A Harvester, and its hosts."""
 
-    :param hidden: the Harvesters that could not be read; others are added to it
+    harvester: HarvesterClient
+    hosts: list[Obj]
+
+
+async def _owner_of(
+    host: str, harvesters: list[HarvesterClient], hidden: Iterable[Unseen]
+) -> _Owner:
+    """Return the only Harvester with a host of this name. Raises `ChangeError`.
+
+    :param hidden: why other Harvesters cannot be read; one of them may have the host
     """
     from caphv.api.object import NODES, key_of
     from caphv.runtime.errors import RequestError
@@ -164,22 +172,23 @@ async def _harvester_of(
     from operations.read.management import list_all
 
     owners = []
+    unread = list(map(str, hidden))
     host_names: set[str] = set()
     for harvester in harvesters:
         try:
             hosts = await list_all(harvester.client, NODES)
         except RequestError as error:
-            hidden.append(f"{harvester.server}: {error}")
+            unread.append(f"{harvester.server}: {error}")
             continue
         names = {key_of(node).name for node in hosts}
         host_names |= names
         if host in names:
-            owners.append((harvester, hosts))
+            owners.append(_Owner(harvester, hosts))
 
     if len(owners) == 1:
         return owners[0]
     if owners:
-        servers = ", ".join(harvester.server for harvester, _ in owners)
+        servers = ", ".join(owner.harvester.server for owner in owners)
         raise ChangeError(
             [
                 f"several Harvesters have a host {host}: choose one of {servers} with "
@@ -187,7 +196,7 @@ async def _harvester_of(
             ]
         )
     listed = f"; hosts: {', '.join(sorted(host_names))}" if host_names else ""
-    raise ChangeError([f"no Harvester has a host {host}{listed}", *hidden])
+    raise ChangeError([f"no Harvester has a host {host}{listed}", *unread])
 
 
 async def _write(prepared: _Prepared, options: EvacuateOptions) -> None:

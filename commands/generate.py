@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import click
 
@@ -173,11 +173,22 @@ def generate(flags: object, options: GenerateOptions) -> None:
     existing Secret keeps its kubeconfig unless you pass --replace-identity.
     """
     values = flag_values(flags)
-    interview: Interview | None = None
     if options.interactive:
-        interview, options = _interview(values, options)
-        values = interview.values
+        answers = _interview(values, options)
+        _generate(answers.interview.values, answers.options, answers.interview)
+    else:
+        _generate(values, options, None)
 
+
+def _generate(
+    values: Mapping[str, str], options: GenerateOptions, interview: Interview | None
+) -> None:
+    """Build the objects, check them, and write, apply or print them.
+
+    :param values: the values of flags, and answers
+    :param options: the sources of values, and the destination of the objects
+    :param interview: the interview that asked for values; None without one
+    """
     # Problems of files, of the definition and of Harvester are collected and reported at once.
     problems: list[str] = []
     identity = _identity(options.harvester_kubeconfig, problems)
@@ -194,19 +205,21 @@ def generate(flags: object, options: GenerateOptions) -> None:
     if problems:
         _refuse(problems, interview, options)
 
-    if interview:
-        options = _agree(interview, cluster, identity, options)
-    if options.pushed:
+    decided = _agree(interview, cluster, identity, options) if interview else options
+    if decided.pushed:
         # The objects may differ after the push, because the repository may pin older charts.
-        cluster = push(cluster, lambda previous: _build(definition, options, previous))
-        problems = [
-            _line(finding, values, document) for finding in cluster.findings if not finding.advice
+        pushed = push(cluster, lambda previous: _build(definition, decided, previous))
+        errors = [
+            _line(finding, values, document) for finding in pushed.findings if not finding.advice
         ]
-        if problems:
-            raise CommandError("; ".join(problems))
-    elif not options.to and options.output != "definition":
+        if errors:
+            raise CommandError("; ".join(errors))
+        _deliver(definition, pushed, identity, decided)
+        return
+
+    if not decided.to and decided.output != "definition":
         explain(cluster)
-    _deliver(definition, cluster, identity, options)
+    _deliver(definition, cluster, identity, decided)
 
 
 def _deliver(definition: Obj, cluster: Built, identity: str, options: GenerateOptions) -> None:
@@ -237,13 +250,19 @@ def _deliver(definition: Obj, cluster: Built, identity: str, options: GenerateOp
         click.echo(out.output_text(definition, cluster, secret, options.output), nl=False)
 
 
-def _interview(
-    values: Mapping[str, str], options: GenerateOptions
-) -> tuple[Interview, GenerateOptions]:
+class _Answers(NamedTuple):
+    """An interview with all values, and the options with the kubeconfig that it asked for."""
+
+    interview: Interview
+    options: GenerateOptions
+
+
+def _interview(values: Mapping[str, str], options: GenerateOptions) -> _Answers:
     """Ask for missing values, the kubeconfig for Harvester first."""
     from commands.generate_answers import Interview
 
     def read_harvester(path: Path) -> Surroundings | None:
+        """Return what may be suggested; None if the Harvester is not asked or does not answer."""
         from commands import generate_harvester as harvester
 
         problems: list[str] = []
@@ -270,7 +289,7 @@ def _interview(
     interview = Interview(values, read_harvester)
     kubeconfig = interview.ask_kubeconfig(options.harvester_kubeconfig)
     interview.ask()
-    return interview, replace(options, harvester_kubeconfig=kubeconfig)
+    return _Answers(interview, replace(options, harvester_kubeconfig=kubeconfig))
 
 
 def _agree(
@@ -334,13 +353,14 @@ def _preflight(
     :param problems: gets problems of the kubeconfig itself
     :param options: whether to check, and with which kubeconfig
     """
+    kubeconfig = identity
     if options.check_kubeconfig:
-        identity = _identity(options.check_kubeconfig, problems, "--check-kubeconfig")
-    if not identity or options.no_harvester:
+        kubeconfig = _identity(options.check_kubeconfig, problems, "--check-kubeconfig")
+    if not kubeconfig or options.no_harvester:
         return ()
     from commands.generate_harvester import preflight
 
-    result = preflight(identity, definition, cluster.definition)
+    result = preflight(kubeconfig, definition, cluster.definition)
     if result.refused:
         flag = "--check-kubeconfig" if options.check_kubeconfig else "--harvester-kubeconfig"
         file = options.check_kubeconfig or options.harvester_kubeconfig

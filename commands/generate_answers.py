@@ -43,9 +43,9 @@ class Interview:
     """
 
     def __init__(
-        self, given: Mapping[str, str], read: Callable[[Path], Surroundings | None]
+        self, flag_values: Mapping[str, str], read: Callable[[Path], Surroundings | None]
     ) -> None:
-        self.given = dict(given)
+        self.flag_values = dict(flag_values)
         self.answers: dict[str, str] = {}
         self.harvester: Surroundings | None = None
         self._read = read
@@ -53,16 +53,16 @@ class Interview:
     @property
     def values(self) -> dict[str, str]:
         """The values of flags and answers so far."""
-        return self.given | self.answers
+        return self.flag_values | self.answers
 
-    def ask_kubeconfig(self, known: Path | None) -> Path | None:
-        """Ask for the kubeconfig of Harvester unless it is known, and read Harvester."""
-        if known:
+    def ask_kubeconfig(self, named: Path | None) -> Path | None:
+        """Ask for the kubeconfig of Harvester unless the user named one, and read Harvester."""
+        if named:
             try:
-                self.harvester = self._read(known)
+                self.harvester = self._read(named)
             except click.UsageError as error:
                 _say(f"warning: {error.format_message()}")
-            return known
+            return named
 
         def read_answer(answer: str) -> Path | None:
             if not answer.strip():
@@ -80,7 +80,7 @@ class Interview:
     def ask(self) -> None:
         """Ask for all other missing values."""
         for flag in FLAGS:
-            if not flag.ask or self.given[flag.name]:
+            if not flag.ask or self.flag_values[flag.name]:
                 continue
             # Machines without IPPools use DHCP, which provides these values.
             has_pool = self.values.get("--ip-pool-refs") or self.values.get("--ip-pool")
@@ -91,6 +91,7 @@ class Interview:
             self.answers[flag.name] = self._ask(flag)
 
     def _ask(self, flag: Flag) -> str:
+        """Ask for the value of a flag until the answer is valid."""
         # click prints a default without escaping it, so that only printable names are offered.
         choices = [choice for choice in self._choices(flag) if choice[0].isprintable()]
         if choices:
@@ -110,6 +111,7 @@ class Interview:
         return answer
 
     def _choices(self, flag: Flag) -> list[Choice]:
+        """Return what Harvester has for a flag, with notes; none if it was not read."""
         harvester = self.harvester
         if harvester is None:
             return []
@@ -235,6 +237,13 @@ def _summary(
     *,
     creates_identity: bool,
 ) -> list[tuple[str, str]]:
+    """Return the titles and texts of a summary of the cluster.
+
+    :param definition: the definition of the cluster
+    :param harvester: the Harvester, which has the free addresses of pools; None if it was not read
+    :param server: the URL of the Harvester, empty if it is not known
+    :param creates_identity: whether the identity Secret is created with the cluster
+    """
     pools = [ref.rpartition("/")[2] for ref in definition.addresses.get("ipPoolRefs") or ()]
     addresses = "DHCP"
     balancer = "DHCP"
@@ -251,9 +260,9 @@ def _summary(
         size = f"{pool.replicas} of {pool.cpu} CPU, {pool.memory} memory"
         sizes.append((title, f"{size}, disks {_disks(pool.volumes)}"))
 
-    place = f"namespace {definition.target_namespace}"
+    target = f"namespace {definition.target_namespace}"
     if server:
-        place += f" on {server}"
+        target += f" on {server}"
 
     return [
         ("Cluster", f"{definition.key}, {definition.distribution} {definition.version}"),
@@ -263,13 +272,14 @@ def _summary(
         ("Networks", ", ".join(definition.networks)),
         ("Machine addresses", addresses),
         ("Control plane address", balancer),
-        ("Harvester", place),
+        ("Harvester", target),
         ("Identity", _identity(definition, creates_identity=creates_identity)),
         ("Add-ons", f"by {definition.delivery}" if definition.delivery != "None" else "none"),
     ]
 
 
 def _identity(definition: Definition, *, creates_identity: bool) -> str:
+    """Describe the identity of the cluster, and how to create one that must exist."""
     if definition.cluster_identity:
         namespace = definition.key.namespace
         return (

@@ -10,7 +10,7 @@ import base64
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -124,7 +124,7 @@ def apply_objects(
     from caphv.runtime.kubeconfig import KubeconfigError
     from packager.definitions.apply import Applier, describe
 
-    async def apply_all() -> tuple[list[Obj], list[ApplyFailure]]:
+    async def apply_all() -> _Applied:
         connection = await own_configuration(management.kubeconfig, management.context)
         client = ApiClient(connection, name="management")
         try:
@@ -135,18 +135,25 @@ def apply_objects(
             await client.close()
 
     try:
-        objects, failures = asyncio.run(apply_all())
+        applied = asyncio.run(apply_all())
     except (KubeconfigError, RequestError) as error:
         raise InputError(f"the management cluster cannot be reached: {error}") from None
 
-    refused = [failure.obj for failure in failures]
-    for obj in objects:
+    refused = [failure.obj for failure in applied.failures]
+    for obj in applied.objects:
         if obj not in refused:
             echo(f"applied {describe(obj)}")
-    for failure in failures:
+    for failure in applied.failures:
         echo(f"error: {failure}", err=True)
-    if failures:
+    if applied.failures:
         sys.exit(_REFUSED)
+
+
+class _Applied(NamedTuple):
+    """The objects of a cluster, and which of them the management cluster refused."""
+
+    objects: list[Obj]
+    failures: list[ApplyFailure]
 
 
 async def _keep_identity(applier: Applier, secret: list[Obj]) -> list[Obj]:
@@ -173,16 +180,16 @@ async def _keep_identity(applier: Applier, secret: list[Obj]) -> list[Obj]:
 
 async def _apply(
     applier: Applier, cluster: Built, secret: list[Obj], build: Callable[[Sequence[Obj]], Built]
-) -> tuple[list[Obj], list[ApplyFailure]]:
-    """Apply the objects; return all objects, and the failures."""
+) -> _Applied:
+    """Apply the objects. Raises `CommandError` if they cannot be built on top of existing ones."""
     existing = [obj for planned in cluster.objects if (obj := await applier.read(planned))]
     # Nodes of a running cluster keep the files that they started with, because other files would
     # replace the control plane.
-    cluster = build(existing) if existing else cluster
-    if not cluster.ok:
-        raise CommandError(*(str(finding) for finding in cluster.findings if not finding.advice))
+    built = build(existing) if existing else cluster
+    if not built.ok:
+        raise CommandError(*(str(finding) for finding in built.findings if not finding.advice))
 
     # The namespace comes before the Secret in it, and the Secret before objects that refer to it.
-    missing = await applier.missing(cluster.shared.values())
-    objects = [*missing[:1], *secret, *missing[1:], *cluster.objects]
-    return objects, await applier.apply(objects)
+    missing = await applier.missing(built.shared.values())
+    objects = [*missing[:1], *secret, *missing[1:], *built.objects]
+    return _Applied(objects, await applier.apply(objects))

@@ -48,11 +48,11 @@ def push(cluster: Built, build: Callable[[Tree], Built]) -> Built:
     with open_store(options, new=True) as store:
         # The repository may pin versions of the cluster's bundles.
         tree = store.sync().tree
-        cluster = build({path: tree[path] for path in tree if path.startswith(top)})
-        if not (cluster.ok and cluster.rendered):
-            return cluster
+        pinned = build({path: tree[path] for path in tree if path.startswith(top)})
+        if not (pinned.ok and pinned.rendered):
+            return pinned
         folder = Folder(
-            {path.removeprefix(top): content for path, content in cluster.rendered.tree.items()}
+            {path.removeprefix(top): content for path, content in pinned.rendered.tree.items()}
         )
         result = store.commit(
             lambda snapshot: compare_folders(
@@ -67,7 +67,7 @@ def push(cluster: Built, build: Callable[[Tree], Built]) -> Built:
     if result.commit:
         outcome = f"pushed the bundles in commit {result.commit[:12]}"
     echo(f"{outcome}: {options.repo}, branch {options.review or options.branch}", err=True)
-    return cluster
+    return pinned
 
 
 def explain(cluster: Built) -> None:

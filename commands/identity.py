@@ -16,6 +16,7 @@ from commands.identity_rotate import rotate
 from commands.options.changes import ChangeOptions, change_options
 from commands.options.formats import output_option
 from commands.options.groups import fill
+from commands.options.harvesters import insecure_option
 from commands.options.management import (
     ManagementOptions,
     ScopeOptions,
@@ -62,6 +63,7 @@ management cluster cannot be read.
 )
 @namespace_options
 @output_option()
+@insecure_option
 @management_options
 @fill(scope=ScopeOptions)
 def list_identities(*, output: str, scope: ScopeOptions) -> None:
@@ -177,7 +179,6 @@ async def _read_identities(management: ManagementOptions, namespace: str) -> tup
     from caphv.api.object import SECRETS, key_of
     from caphv.runtime.errors import Forbidden
     from operations.read.accounts import (
-        allow_insecure,
         list_cluster_identities,
         read_accounts,
         read_unused_identities,
@@ -207,10 +208,8 @@ async def _read_identities(management: ManagementOptions, namespace: str) -> tup
 
         # An unused Secret is read as if a cluster named it.
         owners = [*clusters, *({"spec": {"identitySecret": key._asdict()}} for key in spare)]
-        # No Harvester is asked, so that kubeconfigs need not verify their server.
-        with allow_insecure():
-            accounts, unseen = await read_accounts(client, owners, spare)
-            unused, unusable = await read_unused_identities(client, shared.values())
+        accounts, unseen = await read_accounts(client, owners, spare)
+        unused, unusable = await read_unused_identities(client, shared.values())
     return identities_of(
         clusters, accounts + unused, unseen + unusable, datetime.now(UTC), [*spare, *shared]
     )

@@ -278,10 +278,9 @@ async def _create(account: Account, options: AccountOptions) -> str:
         try:
             # After the change, a new account would look like an existing one.
             former = await identityaccount.existing(client, account)
-            account = _keep_former_limits(account, former, options)
             return await identityaccount.create(
                 client,
-                account,
+                _keep_former_limits(account, former, options),
                 options.server or api_server(client.server),
                 lasting_token=former is None or bool(former.token) or options.lasting_token,
                 expires_in=(options.expires_in or 0) * 24 * 3600,
@@ -297,17 +296,16 @@ def _keep_former_limits(
     account: Account, former: Existing | None, options: AccountOptions
 ) -> Account:
     """Return the account with target namespaces and token Secret of the existing account."""
-    if former:
-        account = replace(account, token=former.token)
-        if former.targets and not account.targets and not options.all_namespaces:
-            echo(
-                f"caphv: the account keeps its target namespaces ({', '.join(former.targets)}); "
-                "--all-namespaces extends it to all",
-                err=True,
-            )
-            return replace(account, targets=former.targets)
+    if former and former.targets and not account.targets and not options.all_namespaces:
+        echo(
+            f"caphv: the account keeps its target namespaces ({', '.join(former.targets)}); "
+            "--all-namespaces extends it to all",
+            err=True,
+        )
+        return replace(account, token=former.token, targets=former.targets)
+
     _warn_about_scope(account)
-    return account
+    return replace(account, token=former.token) if former else account
 
 
 def _warn_about_scope(account: Account) -> None:

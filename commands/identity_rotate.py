@@ -121,6 +121,7 @@ async def _read(options: RotateOptions, key: Key) -> RotatedIdentity:
 
 
 def _show(plan: RotationPlan) -> None:
+    """Write what a rotation will do."""
     echo(f"Secret {plan.secret}: ServiceAccount {plan.account} on Harvester {plan.harvester}")
     echo(f"  used by {counted(len(plan.clusters), 'cluster')}: {', '.join(plan.clusters) or '-'}")
 
@@ -150,6 +151,7 @@ def _show(plan: RotationPlan) -> None:
 def _report(
     plan: RotationPlan, change: ChangeOptions, *, applied: bool, problems: Sequence[str] = ()
 ) -> None:
+    """Write the plan as data, or the problems as text."""
     from operations.status.model import as_json
 
     if not change.is_text:

@@ -108,6 +108,20 @@ class HelpfulGroup(click.Group):
             raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. An unknown option is compared with similar options only.
+
+        By click's own measure, the short `--help` resembles many options, such as `--deep`.
+        """
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            import difflib
+
+            name = error.option_name
+            similar = difflib.get_close_matches(name, error.possibilities or (), cutoff=0.75)
+            raise click.NoSuchOption(name, possibilities=similar, ctx=error.ctx) from None
+
 
 class LazyGroup(HelpfulGroup):
     """A group whose commands are listed in a table like `COMMANDS` and imported on demand."""

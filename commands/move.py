@@ -177,6 +177,7 @@ async def _clients(options: MoveOptions) -> AsyncIterator[Sides]:
 
 
 def _show(plan: MovePlan, change: ChangeOptions) -> None:
+    """Write the checks and what the move will do, unless the output is data."""
     from commands.output.changes import show_checks
     from operations.backup.movedobjects import objects_to_delete, shared_objects
 

@@ -31,6 +31,7 @@ from commands.output.echo import echo
 from commands.output.progress import Step, patient_progress
 
 if TYPE_CHECKING:
+    from caphv.runtime.client import ApiClient
     from operations.change.changes import Plan
     from operations.read.objects import ManagementObjects
 
@@ -47,6 +48,7 @@ class ParkOptions(ScopeOptions, ChangeOptions, WaitOptions):
 
 
 def _park_options(command: _Command) -> _Command:
+    """Add the options of `ParkOptions`, and the argument for clusters."""
     return with_options(
         command,
         management_options,
@@ -94,8 +96,7 @@ def park(clusters: tuple[str, ...], options: ParkOptions) -> None:
 
     The command sets annotation caphv.io/park, which overrides a schedule (caphv.io/park-schedule).
     """
-    chosen, plans = _prepare(clusters, options, park=True)
-    _carry_out(chosen, plans, options, park=True)
+    _carry_out(_prepare(clusters, options, park=True), options, park=True)
 
 
 @click.command(
@@ -121,13 +122,18 @@ def resume(clusters: tuple[str, ...], options: ParkOptions) -> None:
     A cluster that its schedule (caphv.io/park-schedule) would park now stays up until you remove
     annotation caphv.io/park.
     """
-    chosen, plans = _prepare(clusters, options, park=False)
-    _carry_out(chosen, plans, options, park=False)
+    _carry_out(_prepare(clusters, options, park=False), options, park=False)
 
 
-def _prepare(
-    clusters: Sequence[str], options: ParkOptions, *, park: bool
-) -> tuple[Selection, list[Plan]]:
+@dataclass(frozen=True)
+class _Prepared:
+    """The clusters, each by its key, and their plans."""
+
+    clusters: Selection
+    plans: list[Plan]
+
+
+def _prepare(clusters: Sequence[str], options: ParkOptions, *, park: bool) -> _Prepared:
     """Read the chosen clusters, and plan the change of each. Raises `InputError`."""
     from operations.change.changes import ChangeError
 
@@ -141,34 +147,28 @@ def _prepare(
         raise InputError(*error.problems) from None
 
 
-async def _plan(
-    chosen: Selection, options: ParkOptions, step: Step, *, park: bool
-) -> tuple[Selection, list[Plan]]:
+async def _plan(chosen: Selection, options: ParkOptions, step: Step, *, park: bool) -> _Prepared:
     """Return the clusters with their plans. Raises `ChangeError`."""
     from dataclasses import replace
 
     from caphv.api.identities import describe, identity_of
-    from caphv.api.object import being_deleted, key_of
-    from operations.change.parking import clusters_on, plan_park, plan_resume
-    from operations.read.accounts import read_accounts
+    from caphv.api.object import key_of
+    from operations.change.parking import plan_park, plan_resume
     from operations.read.harvester import read_harvesters
     from operations.read.management import read_management
     from operations.status.assembly import parts_of
 
     async with management_client(options) as client:
         objects = await read_management(client, chosen.namespace, step)
+        clusters = chosen
         if options.all_on:
-            accounts, _ = await read_accounts(client, objects.harvester_clusters)
-            keys = clusters_on(objects, accounts, options.all_on)
-            deleted = {key_of(obj) for obj in objects.clusters if being_deleted(obj)}
-            chosen = replace(chosen, keys=tuple(key for key in keys if key not in deleted))
-            for key in filter(deleted.__contains__, keys):
-                echo(f"skipped {key}: it is being deleted", err=True)
+            keys = await _clusters_on(client, objects, options.all_on)
+            clusters = replace(chosen, keys=keys)
         parts_by_key = {parts.key: parts for parts in parts_of(objects)}
-        chosen.require(set(parts_by_key), map(key_of, objects.clusters))
-        selected = [parts_by_key[key] for key in dict.fromkeys(chosen.keys)]
+        clusters.require(set(parts_by_key), map(key_of, objects.clusters))
+        selected = [parts_by_key[key] for key in dict.fromkeys(clusters.keys)]
         if park:
-            return chosen, [plan_park(parts) for parts in selected]
+            return _Prepared(clusters, [plan_park(parts) for parts in selected])
 
         infrastructures = [parts.harvester_cluster for parts in selected if parts.harvester_cluster]
         harvesters = await read_harvesters(client, infrastructures, step)
@@ -179,11 +179,31 @@ async def _plan(
         identity = describe(identity_of(infrastructure))
         why = "; ".join(str(unseen) for unseen in harvesters.unseen if identity in unseen.what)
         plans.append(plan_resume(parts, harvesters.of(infrastructure), why))
-    return chosen, plans
+    return _Prepared(clusters, plans)
 
 
-def _carry_out(chosen: Selection, plans: list[Plan], options: ParkOptions, *, park: bool) -> None:
+async def _clusters_on(
+    client: ApiClient, objects: ManagementObjects, harvester: str
+) -> tuple[Key, ...]:
+    """Return the clusters on a Harvester, and name those that are left out as they are deleted."""
+    from caphv.api.object import being_deleted, key_of
+    from operations.change.parking import clusters_on
+    from operations.read.accounts import read_accounts
+
+    accounts = (await read_accounts(client, objects.harvester_clusters)).accounts
+    deleted = {key_of(obj) for obj in objects.clusters if being_deleted(obj)}
+    remaining = []
+    for key in clusters_on(objects, accounts, harvester):
+        if key in deleted:
+            echo(f"skipped {key}: it is being deleted", err=True)
+        else:
+            remaining.append(key)
+    return tuple(remaining)
+
+
+def _carry_out(prepared: _Prepared, options: ParkOptions, *, park: bool) -> None:
     """Show the plans, ask, apply them, and wait. Exits with status 1 if a check failed."""
+    plans = prepared.plans
     changed = [plan for plan in plans if plan.changes]
     is_forbidden = any(plan.errors for plan in changed) and not options.force
     _show(plans, options)
@@ -206,7 +226,7 @@ def _carry_out(chosen: Selection, plans: list[Plan], options: ParkOptions, *, pa
             apply_plan(plan, options)
         _report(plans, options, applied=True)
     if options.wait:
-        _wait(chosen, options, park=park)
+        _wait(prepared.clusters, options, park=park)
     elif changed and options.is_text:
         follow = (
             remedies.FOLLOW(ref=changed[0].cluster) if len(changed) == 1 else remedies.FOLLOW_ALL
@@ -214,7 +234,7 @@ def _carry_out(chosen: Selection, plans: list[Plan], options: ParkOptions, *, pa
         click.echo(f"{'Parking' if park else 'Resuming'}. Follow it: {follow}")
     if park and options.all_on and options.is_text:
         if options.wait:
-            _show_checklist(chosen, options)
+            _show_checklist(prepared.clusters.keys, options)
         else:
             click.echo(
                 "For the steps that shut the hosts down, run this command again with --wait."
@@ -236,22 +256,22 @@ def _report(plans: Sequence[Plan], options: ParkOptions, *, applied: bool) -> No
     print_data(options.output, items=items)
 
 
-def _wait(chosen: Selection, options: ParkOptions, *, park: bool) -> None:
+def _wait(clusters: Selection, options: ParkOptions, *, park: bool) -> None:
     """Show the progress until all clusters are done; exit with status 1 after the timeout."""
     from commands.output.clusterprogress import ClustersProgress
     from operations.change.clusterparts import parts_and_deployments
     from operations.change.parking import progress_of
 
-    progress = ClustersProgress(chosen.keys, to_stderr=not options.is_text)
+    progress = ClustersProgress(clusters.keys, to_stderr=not options.is_text)
 
     async def step(objects: ManagementObjects) -> bool:
-        for key in chosen.keys:
+        for key in clusters.keys:
             progress.say(key, progress_of(parts_and_deployments(objects, key)[0], park=park))
         return progress.has_ended()
 
     verb = "park" if park else "resume"
     interrupted = f"Interrupted. The provider continues to {verb} without this command."
-    all_clusters = Key(chosen.namespace, "")  # an empty name means the whole namespace
+    all_clusters = Key(clusters.namespace, "")  # an empty name means the whole namespace
     in_time = run(until_done(options, all_clusters, step, options.timeout), interrupted)
     if in_time and progress.is_done():
         return
@@ -259,14 +279,12 @@ def _wait(chosen: Selection, options: ParkOptions, *, park: bool) -> None:
     sys.exit(1)
 
 
-def _show_checklist(chosen: Selection, options: ParkOptions) -> None:
+def _show_checklist(keys: Sequence[Key], options: ParkOptions) -> None:
     """Write the manual steps that shut down the hosts."""
     from operations.change.parking import host_checklist
 
     scope = f" -n {options.namespace}" if options.namespace else ""
     resume_command = remedies.RESUME_ALL(harvester=options.all_on, scope=scope)
     echo("\nTo shut the hosts down:")
-    for number, line in enumerate(
-        host_checklist(options.all_on, chosen.keys, resume_command), start=1
-    ):
+    for number, line in enumerate(host_checklist(options.all_on, keys, resume_command), start=1):
         echo(f"{number:>3}. {line}")

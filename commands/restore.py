@@ -122,20 +122,10 @@ def restore(directory: Path, options: RestoreOptions) -> None:
     machines would delete each other's VMs. VMs, disks and addresses stay as they are. After an
     interruption, run the command again to continue.
     """
-    from operations.backup import files
+    from operations.backup.order import Action
     from operations.backup.writing import is_paused_by_us
 
-    if options.unencrypted and options.passphrase_file:
-        raise click.UsageError("--unencrypted and --passphrase-file are mutually exclusive")
-
-    try:
-        passphrase = (
-            None if options.unencrypted else lambda: read_passphrase(options.passphrase_file)
-        )
-        backup = files.read(directory, passphrase)
-    except files.BackupError as error:
-        raise InputError(str(error)) from None
-
+    backup = _read_backup(directory, options)
     if options.show_ip_pools:
         if not options.is_text:
             raise click.UsageError("--show-ip-pools writes manifests: leave out --output")
@@ -145,17 +135,19 @@ def restore(directory: Path, options: RestoreOptions) -> None:
         raise click.UsageError("--harvester-server needs --show-ip-pools")
 
     # A dry run reports all problems. Otherwise the first problem ends the command.
-    is_whole = _show_missing(backup, options)
+    is_complete = _show_missing(backup, options)
     with patient_progress() as step:
         step("comparing with the management cluster")
         plan = run(_prepare(backup, options))
     # Read back, objects that were created would be the same as those of the backup.
     steps = plan.steps()
-    pending, is_different = _show(plan, options)
+    _show_plan(plan, options)
+    pending = sum(step.action is Action.CREATE for step in steps)
+    is_different = _refuse_differences(plan, options)
     if options.dry_run:
         refused = _try_creation(plan, options)
         _report(plan, steps, options, refused=refused)
-        sys.exit(0 if is_whole and not is_different and not refused else 1)
+        sys.exit(0 if is_complete and not is_different and not refused else 1)
     if not pending and not is_paused_by_us(plan):
         options.say("Nothing to do: all objects exist, and none is paused by this restore")
         _report(plan, steps, options)
@@ -185,6 +177,19 @@ def restore(directory: Path, options: RestoreOptions) -> None:
     _report(plan, steps, options, applied=True, paused=not is_running)
     if not is_running:
         sys.exit(1)
+
+
+def _read_backup(directory: Path, options: RestoreOptions) -> Backup:
+    """Read a backup. Raises `InputError`, `click.UsageError`."""
+    from operations.backup import files
+
+    if options.unencrypted and options.passphrase_file:
+        raise click.UsageError("--unencrypted and --passphrase-file are mutually exclusive")
+    passphrase = None if options.unencrypted else lambda: read_passphrase(options.passphrase_file)
+    try:
+        return files.read(directory, passphrase)
+    except files.BackupError as error:
+        raise InputError(str(error)) from None
 
 
 def _report(
@@ -249,12 +254,12 @@ def _show_pools(backup: Backup, server: str) -> None:
             "--harvester-server"
         )
 
-    server = server or next(iter(servers), "")
+    url = server or next(iter(servers), "")
     missing = [
         f"IPPool {name} ({reason})"
-        for name, reason in sorted(backup.missing_pools.get(server, {}).items())
+        for name, reason in sorted(backup.missing_pools.get(url, {}).items())
     ]
-    hidden = absence_of(backup.unseen, server)
+    hidden = absence_of(backup.unseen, url)
     if not missing and not hidden and not servers:
         raise InputError("the clusters of the backup use no IPPools")
     for text in missing:
@@ -262,8 +267,8 @@ def _show_pools(backup: Backup, server: str) -> None:
     for text in hidden:
         echo(f"was not saved: {text}", err=True)
 
-    if pools := backup.pools.get(server):
-        click.echo(manifests_of(server, pools), nl=False)
+    if pools := backup.pools.get(url):
+        click.echo(manifests_of(url, pools), nl=False)
     if missing or hidden:
         sys.exit(1)
 
@@ -343,11 +348,8 @@ def _show_missing(backup: Backup, options: RestoreOptions) -> bool:
     return not backup.missing_pools
 
 
-def _show(plan: Restore, options: RestoreOptions) -> tuple[int, bool]:
-    """Show the plan; return how many objects to create, and whether existing ones differ.
-
-    If objects differ, the command ends here, except for a dry run.
-    """
+def _show_plan(plan: Restore, options: RestoreOptions) -> None:
+    """Show the plan. Raises `InputError` for a management cluster that is not ready for it."""
     from operations.backup.order import Action, requested_deletions
 
     for problem in plan.problems:
@@ -367,14 +369,21 @@ def _show(plan: Restore, options: RestoreOptions) -> tuple[int, bool]:
             f"note: {identity} was being deleted. It is restored; delete it again afterwards"
         )
 
-    pending = sum(step.action is Action.CREATE for step in steps)
-    different = [step.identity for step in steps if step.action is Action.DIFFERENT]
+
+def _refuse_differences(plan: Restore, options: RestoreOptions) -> bool:
+    """Return whether existing objects differ, unless they are to stay as they are.
+
+    If objects differ, the command ends here, except for a dry run.
+    """
+    from operations.backup.order import Action
+
+    different = [step.identity for step in plan.steps() if step.action is Action.DIFFERENT]
     if not different or options.keep_existing:
-        return pending, False
+        return False
     for identity in different:
         echo(f"Error: {identity} exists and is different", err=True)
     _refuse("delete these objects, or keep them as they are with --keep-existing", options)
-    return pending, True
+    return True
 
 
 def _try_creation(plan: Restore, options: RestoreOptions) -> Sequence[str]:

@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -244,9 +244,19 @@ def run(options: RunOptions) -> None:
     sys.exit(_run(replace(options, log_level=level, log_format=log_format), log))
 
 
-def _log_settings(options: RunOptions) -> tuple[str, Any]:
-    # Flags of the Go provider take precedence, because a Deployment that has them was written for
-    # the Go provider.
+class _LogSettings(NamedTuple):
+    """Level and format of the log."""
+
+    level: str
+    format: Any
+
+
+def _log_settings(options: RunOptions) -> _LogSettings:
+    """Return how to log.
+
+    Flags of the Go provider take precedence, because a Deployment that has them was written for the
+    Go provider.
+    """
     level = options.log_level
     log_format = options.log_format
     zap = options.zap_log_level
@@ -256,7 +266,7 @@ def _log_settings(options: RunOptions) -> tuple[str, Any]:
         level = "debug"
     if options.zap_encoder:
         log_format = "json" if options.zap_encoder == "json" else "text"
-    return level, log_format
+    return _LogSettings(level, log_format)
 
 
 def _zap_level(text: str) -> str:
@@ -290,6 +300,10 @@ def _extension_address(options: RunOptions) -> str:
 
 
 def _run(options: RunOptions, log: logging.Logger) -> int:
+    """Run the provider with its child processes until a signal; return the exit status.
+
+    3 after a lost Lease, 1 after another failure. Raises `click.UsageError`.
+    """
     from caphv.runtime import eventloop
     from caphv.runtime.addresses import AddressPolicy
     from caphv.runtime.errors import ApiError

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from caphv.validation.finding import LocatedFinding
     from caphv.validation.ruleset import RuleSet
     from caphv.validation.yaml.loader import Source
-    from commands.output.validate import Report
+    from commands.output.validate import Item, Report
 
 
 VALID = 0
@@ -146,34 +146,12 @@ def _rule_sets(fleet_version: str) -> "list[RuleSet]":
 
 
 def _validate(sources: "Sequence[Source]", sets: "list[RuleSet]", report: "Report") -> None:
+    """Add the findings about all files, and about the objects in them, to a report."""
     from caphv.validation.yaml import yaml_rules
-    from caphv.validation.yaml.yaml_rules import Position, text_finding
-    from commands.output.validate import Item, items
 
     every_rule = (*yaml_rules.RULES, *(rule for rules in sets for rule in rules.rules()))
     report.rules = {rule.name: rule.description for rule in every_rule}
-
-    all_objects: list[Item] = []
-    for source in sources:
-        if source.named and not source.problems and not source.documents:
-            detail = "the file contains no object"
-            remedy = "add one, or check the tool that generates it"
-            report.add_text(
-                source, text_finding(yaml_rules.DOCUMENT, Position(1, 1), detail, remedy)
-            )
-        for problem in source.problems:
-            report.add_text(source, problem)
-        for document in source.documents:
-            objects = list(items(source, document, report))
-            all_objects += objects
-            if not objects and not source.named:
-                continue  # another kind of file, such as a workflow with its key `on`
-            ours = any(rules.concerns(item.obj) for rules in sets for item in objects)
-            for problem in document.problems:
-                # Advice about foreign objects is useless. For example, an octal mode is intended
-                # there.
-                if ours or not problem.finding.advice:
-                    report.add_text(source, problem)
+    all_objects = [item for source in sources for item in _check_text(source, sets, report)]
 
     # Rules compare objects of all files with each other, so that all files must be read before.
     report.objects = len(all_objects)
@@ -185,6 +163,33 @@ def _validate(sources: "Sequence[Source]", sets: "list[RuleSet]", report: "Repor
             other = all_objects[located.other] if located.other is not None else None
             report.add(all_objects[located.place], located.finding, other)
     report.sort()
+
+
+def _check_text(source: "Source", sets: "list[RuleSet]", report: "Report") -> "list[Item]":
+    """Add the findings about the text of a file to a report, and return the objects in it."""
+    from caphv.validation.yaml import yaml_rules
+    from caphv.validation.yaml.yaml_rules import Position, text_finding
+    from commands.output.validate import items
+
+    if source.named and not source.problems and not source.documents:
+        detail = "the file contains no object"
+        remedy = "add one, or check the tool that generates it"
+        report.add_text(source, text_finding(yaml_rules.DOCUMENT, Position(1, 1), detail, remedy))
+    for problem in source.problems:
+        report.add_text(source, problem)
+
+    all_objects = []
+    for document in source.documents:
+        objects = list(items(source, document, report))
+        all_objects += objects
+        if not objects and not source.named:
+            continue  # another kind of file, such as a workflow with its key `on`
+        ours = any(rules.concerns(item.obj) for rules in sets for item in objects)
+        for problem in document.problems:
+            # Advice about foreign objects is useless. For example, an octal mode is intended there.
+            if ours or not problem.finding.advice:
+                report.add_text(source, problem)
+    return all_objects
 
 
 def _findings(rules: "RuleSet", objs: list[Obj]) -> "Iterator[LocatedFinding[int]]":

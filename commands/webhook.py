@@ -165,6 +165,11 @@ def webhook(options: ServeOptions) -> None:
 
 
 async def _serve(options: ServeOptions, target: Obj | None) -> None:
+    """Serve the webhooks until a signal, and keep their registration up to date.
+
+    :param options: addresses, certificates and the management cluster
+    :param target: the client configuration to register; None registers nothing
+    """
     from caphv.runtime.client import ApiClient
     from caphv.runtime.clientconfig import process_configuration
     from caphv.runtime.manager import BindAddresses, Manager

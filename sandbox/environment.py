@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from caphv import data
+from caphv.api.names import SANDBOX_ANNOTATION
 from caphv.api.object import Obj
 from sandbox import clusterclass, manifests, rights, webhooks
 from sandbox.capi import core, crds, manager, providers
@@ -272,8 +273,17 @@ class Sandbox:
         kinds = [crd if older else manager.stored_version_only(crd) for crd in kinds]
 
         async with management.client() as client:
-            await manifests.apply(client, [*kinds, *rights.provider_objects()])
+            await manifests.apply(client, [*kinds, *self._provider_objects()])
             return await core.start(self.folder, management, older_versions=older)
+
+    def _provider_objects(self) -> list[Obj]:
+        """Return the objects of the provider; remedies know by its namespace who runs it."""
+        objects = rights.provider_objects()
+        for obj in objects:
+            if obj["kind"] == "Namespace" and self.settings.provider:
+                annotations = obj["metadata"].setdefault("annotations", {})
+                annotations[SANDBOX_ANNOTATION] = str(self.folder)
+        return objects
 
     async def _start_cluster_api_providers(
         self, management: ApiServer, progress: Progress

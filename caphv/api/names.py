@@ -128,6 +128,8 @@ PREVIOUS_TOKEN_ANNOTATION = "caphv.io/previous-token"  # noqa: S105 - a name, no
 # On identity Secrets and ConfigMaps: the namespaces (comma-separated, or `*`) whose
 # HarvesterClusters may use the object.
 ALLOWED_NAMESPACES_ANNOTATION = "caphv.io/allowed-namespaces"
+# On the provider's namespace: folder of the sandbox that runs the provider without a Deployment.
+SANDBOX_ANNOTATION = "caphv.io/sandbox"
 # Our own annotations on objects on Harvester, which record the owner. Uids belong to the owner on
 # the management cluster and to the kube-system namespace of that cluster.
 OWNER_CLUSTER_ANNOTATION = "caphv.io/management-cluster"

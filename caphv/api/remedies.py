@@ -64,6 +64,7 @@ FORCE_DELETION = Remedy("caphv delete {ref} --force")
 STOP_PROVIDER = Remedy(
     "kubectl scale deployment caphv-controller-manager -n {namespace} --replicas 0"
 )
+START_SANDBOX = Remedy("caphv sandbox up --dir {folder}")
 APPLY_GIT_REPO = Remedy("caphv packager gitrepo --repo {repo} | kubectl apply -f -")
 
 # Identities

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SelectedClusters:
-    """The selected clusters; `selected` says that a label selector may have left out others."""
+    """The selected clusters; with `has_selector`, a label selector may have left out others."""
 
     input: Input
     namespace: str
-    selected: bool
+    has_selector: bool
 
     @property
     def clusters(self) -> tuple[ClusterFacts, ...]:
@@ -75,6 +75,7 @@ def _selector(text: str) -> Callable[[Any], bool]:
 
 
 def _live(kubeconfig: str, context: str, namespace: str) -> Input:
+    """Read the clusters of a management cluster. Raises `InputError`."""
     from caphv.runtime.client import ApiClient
     from caphv.runtime.clientconfig import own_configuration
     from caphv.runtime.errors import RequestError

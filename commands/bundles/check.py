@@ -106,7 +106,7 @@ def check(options: CheckOptions) -> None:
 
     with (
         progress() as step,
-        rendered_clusters(options, step) as (given, batch, snapshot),
+        rendered_clusters(options, step) as (selected, batch, snapshot),
         open_checker(options) as checker,
     ):
         jobs = [
@@ -118,13 +118,13 @@ def check(options: CheckOptions) -> None:
         with ThreadPoolExecutor(_THREADS) as pool:
             results = list(pool.map(lambda job: checker.check(*job), jobs))
     click.echo(CHECKED[options.output](results), nl=False, color=out.colour())
-    for line in out.problems(given, batch):
+    for line in out.problems(selected, batch):
         click.echo(f"caphv bundles: {line}", err=True)
 
     failed = batch.failed or any(
         not located.finding.advice for result in results for located in result.findings
     )
-    sys.exit(exit_status(given, is_different=bool(failed)))
+    sys.exit(exit_status(selected, is_different=bool(failed)))
 
 
 @contextlib.contextmanager
@@ -143,29 +143,28 @@ def open_checker(options: CheckOptions) -> Iterator[Checker]:
         yield Checker(helm, Charts(helm, options.charts, download=download))
 
 
-def program(given: Path | None) -> Path:
-    """Return the program `helm`: the given one, else from PATH, else from the sandbox's builds.
+def program(named: Path | None) -> Path:
+    """Return the program `helm` that the user named, else from PATH, else from the sandbox.
 
     Raises `InputError`.
     """
     from sandbox.processes.binaries import cache_folder
 
-    if path := given or shutil.which("helm"):
+    if path := named or shutil.which("helm"):
         return Path(path)
-    if built := sorted((cache_folder() / "bin").glob("helm-*")):
-        return built[-1]
+    if builds := sorted((cache_folder() / "bin").glob("helm-*")):
+        return builds[-1]
     raise InputError(
         "there is no helm: install it (https://helm.sh), or name the program with --helm"
     )
 
 
 def _before(snapshot: Snapshot | None, cluster: str) -> Tree:
+    """Return the files of a cluster in the repository; none without a repository."""
     from packager.tree import CLUSTERS
 
+    if snapshot is None:
+        return {}
     folder = f"{CLUSTERS}/{cluster}"
-    paths = (
-        [f"{folder}/{path}" for path, entry in snapshot.files(folder).items() if entry.is_file]
-        if snapshot
-        else []
-    )
-    return {path: snapshot.read(path) or b"" for path in paths} if snapshot else {}
+    paths = [f"{folder}/{path}" for path, entry in snapshot.files(folder).items() if entry.is_file]
+    return {path: snapshot.read(path) or b"" for path in paths}

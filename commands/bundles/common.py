@@ -19,6 +19,7 @@ from commands.options.repository import RepositoryOptions
 from commands.output.progress import Step, progress
 
 if TYPE_CHECKING:
+    from packager.contents.diff import ClusterDiff
     from packager.git.pruning import Pruning
     from packager.git.snapshot import Snapshot
     from packager.rendering.bundler import Batch, Bundler
@@ -83,7 +84,7 @@ def bundler_of(options: RenderOptions, step: Step) -> Bundler:
     try:
         return Bundler(
             rendering(options, force=options.force),
-            report=lambda done, whole: step(f"rendering cluster {done + 1} of {whole}"),
+            report=lambda done, total: step(f"rendering cluster {done + 1} of {total}"),
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
@@ -97,13 +98,17 @@ def rendered_clusters(
 
     Yields also the repository, from which files are read in the block; None without one.
     """
-    given = read_clusters(options, step)
+    selected = read_clusters(options, step)
     bundler = bundler_of(options, step)
     snapshot = None
     with contextlib.ExitStack() as stack:
         if names_repository(options):
             snapshot = stack.enter_context(open_store(options)).sync()
-        yield given, bundler.render(given.clusters, snapshot.tree if snapshot else {}), snapshot
+        yield (
+            selected,
+            bundler.render(selected.clusters, snapshot.tree if snapshot else {}),
+            snapshot,
+        )
 
 
 def release_of(bundler: Bundler, name: str) -> Any:
@@ -114,57 +119,80 @@ def release_of(bundler: Bundler, name: str) -> Any:
         raise click.BadParameter(str(error), param_hint="--release") from None
 
 
-def compare(options: BundleOptions, *, whole: bool) -> tuple[SelectedClusters, Batch, list[Any]]:
+@dataclass(frozen=True)
+class Comparison:
+    """The rendered bundles of clusters, and how they differ from the content of a repository."""
+
+    selected: SelectedClusters
+    batch: Batch
+    differences: list[ClusterDiff]
+
+    def finish(self) -> None:
+        """Print all problems, and exit."""
+        is_current = all(difference.is_current for difference in self.differences)
+        finish(self.selected, self.batch, different=not is_current)
+
+
+def compare(options: BundleOptions, *, with_others: bool) -> Comparison:
     """Read clusters and a repository, and compare the rendered bundles with its content.
 
-    With `whole`, the user gave all clusters, so that others in the repository are extra.
+    `with_others` reports the bundles of clusters that only the repository has as extra.
     """
     from packager.contents.diff import diff_clusters
     from packager.planning.planner import Planner
     from packager.planning.state import ManagementState
 
     with progress() as step:
-        given = read_clusters(options, step)
+        selected = read_clusters(options, step)
         bundler = bundler_of(options, step)
         with open_store(options) as store:
             step("reading the repository")
             snapshot = store.sync()
 
-            # A cluster that a selector left out, or that could not be read, is not extra.
-            whole = whole and not (given.selected or given.input.unreadable)
-            pruning = pruning_of(given, snapshot, EVERYTHING, whole=whole)
-            state = ManagementState(given.clusters, live=False, pruning=pruning)
+            # Clusters that were left out by a selector, or that could not be read, also are only in
+            # the repository. Nothing tells them from extra ones, so none is reported.
+            may_miss_clusters = selected.has_selector or selected.input.unreadable
+            pruning = pruning_of(
+                selected, snapshot, EVERYTHING, with_others=with_others and not may_miss_clusters
+            )
+            state = ManagementState(selected.clusters, live=False, pruning=pruning)
             planned = Planner(bundler).plan(snapshot, state)
             differences = diff_clusters(planned.batch, planned.plan, snapshot)
-    return given, planned.batch, differences
+    return Comparison(selected, planned.batch, differences)
 
 
-def pruning_of(given: SelectedClusters, snapshot: Snapshot, budget: int, *, whole: bool) -> Pruning:
-    """Return the bundles that may be removed; with `whole`, also bundles of other clusters."""
+def pruning_of(
+    selected: SelectedClusters, snapshot: Snapshot, budget: int, *, with_others: bool
+) -> Pruning:
+    """Return the bundles that may be removed: those of the selected clusters that are obsolete.
+
+    `with_others` adds the bundles of all other clusters in the repository, or in the namespace to
+    which the selection is limited.
+    """
     from packager.git.pruning import Pruning
     from packager.tree import CLUSTERS
 
-    if not whole:
-        scope: set[str] | None = {f"{CLUSTERS}/{facts.key}" for facts in given.clusters}
-    elif given.namespace:
-        top = f"{CLUSTERS}/{given.namespace}"
+    # A scope of None is the whole repository.
+    scope: set[str] | None = None
+    if not with_others:
+        scope = {f"{CLUSTERS}/{facts.key}" for facts in selected.clusters}
+    elif selected.namespace:
+        top = f"{CLUSTERS}/{selected.namespace}"
         scope = {f"{top}/{name}" for name in snapshot.entries(top)}
-    else:
-        scope = None
-    return Pruning(complete=not given.input.unreadable, budget=budget, scope=scope)
+    return Pruning(complete=not selected.input.unreadable, budget=budget, scope=scope)
 
 
-def finish(given: SelectedClusters, batch: Batch, *, different: bool = False) -> None:
+def finish(selected: SelectedClusters, batch: Batch, *, different: bool = False) -> None:
     """Print all problems, and exit."""
     from commands.output import bundles as out
 
-    for line in out.problems(given, batch):
+    for line in out.problems(selected, batch):
         click.echo(f"caphv bundles: {line}", err=True)
-    sys.exit(exit_status(given, is_different=different or bool(batch.failed)))
+    sys.exit(exit_status(selected, is_different=different or bool(batch.failed)))
 
 
-def exit_status(given: SelectedClusters, *, is_different: bool) -> int:
+def exit_status(selected: SelectedClusters, *, is_different: bool) -> int:
     """Return the exit status; input that could not be read takes precedence."""
-    if given.input.unreadable:
+    if selected.input.unreadable:
         return UNREADABLE
     return DIFFERENT if is_different else DONE

@@ -173,21 +173,22 @@ def render(options: PrintOptions) -> None:
     from commands.output import bundles as out
 
     with progress() as step:
-        given = read_clusters(options, step)
+        selected = read_clusters(options, step)
         if options.output == "gitrepo":
-            text, batch = _gitrepos(options, given)
+            text, batch = _gitrepos(options, selected)
         else:
-            batch = _render(options, given, step)
+            batch = _render(options, selected, step)
             text = (
                 out.summary(batch, options.to)
                 if options.to
                 else out.RENDERED[options.output](batch)
             )
     click.echo(text, nl=False)
-    finish(given, batch)
+    finish(selected, batch)
 
 
-def _render(options: PrintOptions, given: SelectedClusters, step: Step) -> Batch:
+def _render(options: PrintOptions, selected: SelectedClusters, step: Step) -> Batch:
+    """Render the bundles of the clusters; with `--to`, write them to this directory."""
     from packager.contents.folders import compare_folders
     from packager.contents.uninstall import policies_of, staging
     from packager.git.commit import Reason
@@ -201,9 +202,9 @@ def _render(options: PrintOptions, given: SelectedClusters, step: Step) -> Batch
     try:
         if names_repository(options):
             with open_store(options) as store:
-                batch = bundler.render(given.clusters, store.sync().tree)
+                batch = bundler.render(selected.clusters, store.sync().tree)
         else:
-            batch = bundler.render(given.clusters, target.sync().tree if target else {})
+            batch = bundler.render(selected.clusters, target.sync().tree if target else {})
         if target:
             pruning = Pruning(complete=True, budget=EVERYTHING, scope=batch.trees)
             folders = {CLUSTER_ROOT: bundler.folders(batch)}
@@ -219,7 +220,7 @@ def _render(options: PrintOptions, given: SelectedClusters, step: Step) -> Batch
     return batch
 
 
-def _gitrepos(options: PrintOptions, given: SelectedClusters) -> tuple[str, Batch]:
+def _gitrepos(options: PrintOptions, selected: SelectedClusters) -> tuple[str, Batch]:
     """Return the GitRepos of all clusters, none if one is invalid.
 
     Fleet deletes what a GitRepo drops.
@@ -230,7 +231,7 @@ def _gitrepos(options: PrintOptions, given: SelectedClusters) -> tuple[str, Batc
     from packager.rendering.gitrepo import GitRepoOptions, check_is_remote, git_repos
     from packager.rendering.rendered import Rendered
 
-    results = [(facts.key, *settings_of(facts)) for facts in given.clusters]
+    results = [(facts.key, *settings_of(facts)) for facts in selected.clusters]
     batch = Batch(
         tuple(
             Rendered(key, settings=settings, findings=tuple(findings))
@@ -253,7 +254,7 @@ def _gitrepos(options: PrintOptions, given: SelectedClusters) -> tuple[str, Batc
     except ValueError as error:
         hint = "" if options.repo else "; name the repository with --repo"
         raise click.UsageError(f"{error}{hint}") from None
-    if batch.failed or given.input.unreadable:
+    if batch.failed or selected.input.unreadable:
         return "", batch
     return yaml.dump_all(
         git_repos([settings for _, settings, _ in results if settings], repos)
@@ -285,9 +286,11 @@ def diff(options: DiffOptions, *, partial: bool) -> None:
     """Show what a push would change, as a unified diff or as a summary."""
     from commands.output import bundles as out
 
-    given, batch, differences = compare(options, whole=options.prune)
-    click.echo(out.DIFFERENCES[options.output](differences), nl=False, color=out.colour())
-    finish(given, batch, different=not all(difference.is_current for difference in differences))
+    comparison = compare(options, with_others=options.prune)
+    click.echo(
+        out.DIFFERENCES[options.output](comparison.differences), nl=False, color=out.colour()
+    )
+    comparison.finish()
 
 
 @bundles.command(
@@ -313,9 +316,9 @@ def verify(options: VerifyOptions) -> None:
     """Check that a repository contains the bundles of its clusters, and list all differences."""
     from commands.output import bundles as out
 
-    given, batch, differences = compare(options, whole=not options.partial)
-    click.echo(out.VERIFIED[options.output](differences), nl=False, color=out.colour())
-    finish(given, batch, different=not all(difference.is_current for difference in differences))
+    comparison = compare(options, with_others=not options.partial)
+    click.echo(out.VERIFIED[options.output](comparison.differences), nl=False, color=out.colour())
+    comparison.finish()
 
 
 @bundles.command(
@@ -353,16 +356,18 @@ def push(options: PushOptions) -> None:
     if options.prune and options.selector:
         raise click.UsageError("--prune needs all clusters: leave out --selector")
     with progress() as step:
-        given = read_clusters(options, step)
+        selected = read_clusters(options, step)
         bundler = bundler_of(options, step)
         with open_store(options, new=True) as store:
             step("reading the repository")
-            pruning = pruning_of(given, store.sync(), options.max_prune, whole=options.prune)
+            pruning = pruning_of(
+                selected, store.sync(), options.max_prune, with_others=options.prune
+            )
             reason = Reason(options.message or "Bundles follow the settings of their clusters.")
-            state = ManagementState(given.clusters, live=False, pruning=pruning)
+            state = ManagementState(selected.clusters, live=False, pruning=pruning)
             planned, result = commit_plan(store, Planner(bundler), state, reason=reason)
     click.echo(out.PUSHED[options.output](result), nl=False, color=out.colour())
-    finish(given, planned.batch, different=bool(result.plan.held or result.plan.refused))
+    finish(selected, planned.batch, different=bool(result.plan.held or result.plan.refused))
 
 
 @bundles.command(

@@ -52,7 +52,7 @@ def images(options: CheckOptions) -> None:
     needs_charts = options.output != "charts"
     with (
         progress() as step,
-        rendered_clusters(options, step) as (given, batch, _),
+        rendered_clusters(options, step) as (selected, batch, _),
         open_checker(options) if needs_charts else nullcontext(Checker(None, None)) as checker,
     ):
         step("reading charts")
@@ -69,7 +69,7 @@ def images(options: CheckOptions) -> None:
         if needs_charts and not chart.source:
             reason = chart.fault or "use --charts or --fetch"
             echo(f"caphv bundles: images of {chart.chart} are unknown: {reason}", err=True)
-    for line in out.problems(given, batch):
+    for line in out.problems(selected, batch):
         click.echo(f"caphv bundles: {line}", err=True)
     unknown = needs_charts and not all(chart.source for chart in charts)
-    sys.exit(exit_status(given, is_different=bool(unknown or batch.failed)))
+    sys.exit(exit_status(selected, is_different=bool(unknown or batch.failed)))

@@ -7,7 +7,7 @@ import contextlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -89,18 +89,25 @@ def trace(options: TraceOptions) -> None:
 
     key = object_key(options.cluster, "CLUSTER")
     path = _setting(options.setting)
-    place, change = _place(options, key, path) if path else ("", None)
+    line = _line_of(options, key, path) if path else _Line()
     with progress() as step, contextlib.ExitStack() as stack:
         store = stack.enter_context(open_store(options)) if names_repository(options) else None
         snapshot = store.sync() if store else None
         step("reading the management cluster")
-        facts, rendered, live = asyncio.run(_read(options, key, snapshot.tree if snapshot else {}))
-        setting = setting_stage(gather(facts), path, place, change) if path else None
+        read = asyncio.run(_read(options, key, snapshot.tree if snapshot else {}))
+        setting = None
+        if path:
+            setting = setting_stage(gather(read.facts), path, line.place, line.change)
         traces = [
             trace_bundle(
-                rendered, name, snapshot, live, _branch(store, rendered, name), path=options.inner
+                read.rendered,
+                name,
+                snapshot,
+                read.live,
+                _branch(store, read.rendered, name),
+                path=options.inner,
             )
-            for name in bundles_of(rendered, path)
+            for name in bundles_of(read.rendered, path)
         ]
     click.echo(TRACED[options.output](key, setting, traces), nl=False)
     sys.exit(DIFFERENT if any(bundle.stopped for bundle in traces) else DONE)
@@ -127,10 +134,23 @@ def _setting(text: str) -> tuple[str, ...]:
     return path
 
 
-async def _read(
-    options: TraceOptions, key: Key, tree: Tree
-) -> tuple[ClusterFacts, Rendered, LiveState]:
-    """Read the cluster, render its bundles, and read their live objects."""
+class _Read(NamedTuple):
+    """Facts about a cluster, its rendered bundles, and their live objects."""
+
+    facts: ClusterFacts
+    rendered: Rendered
+    live: LiveState
+
+
+class _Line(NamedTuple):
+    """File and line of a setting, and the commit of the line; empty without definitions."""
+
+    place: str = ""
+    change: Change | None = None
+
+
+async def _read(options: TraceOptions, key: Key, tree: Tree) -> _Read:
+    """Read the cluster, render its bundles, and read their live objects. Raises `InputError`."""
     from caphv.api import names
     from caphv.runtime.client import ApiClient
     from caphv.runtime.clientconfig import own_configuration
@@ -160,7 +180,8 @@ async def _read(
             objects = [
                 obj for name in bundles_of(rendered, ()) for obj in manifests(rendered, name)
             ]
-            return facts, rendered, await trace_reader.read(client, rendered.settings, objects)
+            live = await trace_reader.read(client, rendered.settings, objects)
+            return _Read(facts, rendered, live)
         finally:
             await client.close()
     except (KubeconfigError, RequestError) as error:
@@ -180,11 +201,8 @@ def _branch(store: Store | None, rendered: Rendered, bundle: str) -> BranchState
     return BranchState(head, change)
 
 
-def _place(options: TraceOptions, key: Key, path: tuple[str, ...]) -> tuple[str, Change | None]:
-    """Return file and line of a setting in its definition, and the commit of the line.
-
-    Without definitions, the answer has neither.
-    """
+def _line_of(options: TraceOptions, key: Key, path: tuple[str, ...]) -> _Line:
+    """Return the line of a setting in the definition of its cluster. Raises `InputError`."""
     from caphv.validation.finding import Fault, Finding
     from packager.definitions.source import Reader
     from packager.git.history import of_line
@@ -192,7 +210,7 @@ def _place(options: TraceOptions, key: Key, path: tuple[str, ...]) -> tuple[str,
 
     folder: Path | None = options.definitions
     if folder is None:
-        return "", None
+        return _Line()
     files = {
         str(file.relative_to(folder)): file.read_bytes()
         for file in folder.rglob("*")
@@ -201,5 +219,6 @@ def _place(options: TraceOptions, key: Key, path: tuple[str, ...]) -> tuple[str,
     for entry in Reader(crossobject.check).read(files).clusters:
         if entry.key == key:
             problem = entry.head.problem(Finding(("spec", "addons", *path), Fault.INVALID, "", ""))
-            return f"{problem.file}:{problem.line}", of_line(folder / problem.file, problem.line)
+            change = of_line(folder / problem.file, problem.line)
+            return _Line(f"{problem.file}:{problem.line}", change)
     raise InputError(f"{folder}: no file defines cluster {key}")

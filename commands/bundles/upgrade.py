@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from packager.addons.facts import ClusterFacts
     from packager.addons.versions import Versions
     from packager.planning.commitplan import Store
-    from packager.planning.state import ManagementState, Planned
-    from packager.rendering.bundler import Bundler
+    from packager.planning.state import ManagementState
+    from packager.rendering.bundler import Batch, Bundler
 
 
 @click.command(
@@ -134,28 +135,38 @@ def upgrade(options: waves.UpgradeOptions) -> None:
         raise click.UsageError("select clusters with --selector, --count, --waves or --all")
 
     with progress() as step:
-        given = read_clusters(options, step)
+        selected = read_clusters(options, step)
         bundler = bundler_of(options, step)
         target = release_of(bundler, options.release)
         with open_store(options) as store:
             step("reading the repository")
-            text, summary, planned, different = _upgrade(options, given, bundler, store, target)
+            upgraded = _upgrade(options, selected, bundler, store, target)
 
     from commands.output import bundles as out
 
-    click.echo(text, nl=False, color=out.colour())
-    click.echo(summary, err=True)
-    finish(given, planned.batch, different=different)
+    click.echo(upgraded.text, nl=False, color=out.colour())
+    click.echo(upgraded.summary, err=True)
+    finish(selected, upgraded.batch, different=upgraded.is_partial)
+
+
+@dataclass(frozen=True)
+class _Upgraded:
+    """The output and summary of an upgrade, its bundles, and whether some changes were refused."""
+
+    text: str
+    summary: str
+    batch: Batch
+    is_partial: bool
 
 
 def _upgrade(
     options: waves.UpgradeOptions,
-    given: SelectedClusters,
+    selected: SelectedClusters,
     bundler: Bundler,
     store: Store,
     target: Versions,
-) -> tuple[str, str, Planned, bool]:
-    """Upgrade the clusters; return output, summary, rendered bundles, and whether parts wait."""
+) -> _Upgraded:
+    """Upgrade the clusters, or with `--dry-run`, only compare their bundles."""
     from commands.output import bundles as out
     from packager.contents.diff import diff_clusters
     from packager.contents.inventory import wave
@@ -164,9 +175,9 @@ def _upgrade(
     from packager.planning.planner import Planner
 
     snapshot = store.sync()
-    chosen = wave(given.clusters, snapshot.tree, target, options.count)
+    chosen = wave(selected.clusters, snapshot.tree, target, options.count)
     pins = {facts.key: target for facts in chosen.chosen}
-    state = _planner_state(options, given, chosen.chosen, pins)
+    state = _planner_state(options, selected, chosen.chosen, pins)
 
     if options.dry_run:
         planned = Planner(bundler).plan(snapshot, state)
@@ -178,12 +189,13 @@ def _upgrade(
         planned, result = commit_plan(store, Planner(bundler), state, reason=reason)
         text = out.PUSHED[options.output](result)
         plan = result.plan
-    return text, out.wave(chosen, target), planned, bool(plan.held or plan.refused)
+    is_partial = bool(plan.held or plan.refused)
+    return _Upgraded(text, out.wave(chosen, target), planned.batch, is_partial)
 
 
 def _planner_state(
     options: waves.UpgradeOptions,
-    given: SelectedClusters,
+    selected: SelectedClusters,
     chosen: Iterable[ClusterFacts],
     pins: Mapping[Key, Versions],
 ) -> ManagementState:
@@ -194,5 +206,5 @@ def _planner_state(
 
     # Bundles of other clusters stay. Bundles that these clusters no longer have are removed.
     scope = {f"{CLUSTERS}/{key}" for key in pins}
-    pruning = Pruning(complete=not given.input.unreadable, budget=options.max_prune, scope=scope)
+    pruning = Pruning(complete=not selected.input.unreadable, budget=options.max_prune, scope=scope)
     return ManagementState(tuple(chosen), live=False, pruning=pruning, pins=pins)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -59,8 +59,8 @@ def vendor(options: CheckOptions) -> None:
     if not (options.charts or options.fetch or options.chart_repo):
         raise click.UsageError("name the source of charts: --charts DIRECTORY, or --fetch")
     with progress() as step:
-        given = read_clusters(options, step)
-        if not given.clusters and not given.input.unreadable:
+        selected = read_clusters(options, step)
+        if not selected.clusters and not selected.input.unreadable:
             raise InputError(
                 "no Cluster was given: instead of ClusterDefinitions, pass the manifests that "
                 "`caphv packager sync` commits"
@@ -70,14 +70,14 @@ def vendor(options: CheckOptions) -> None:
         bundler.renderer.table = replace(bundler.renderer.table, known={})
         with open_store(options) as store, open_checker(options) as checker:
             snapshot = store.sync()
-            batch = bundler.render(given.clusters, snapshot.tree)
+            batch = bundler.render(selected.clusters, snapshot.tree)
             step("reading charts")
-            available, missing = _charts(batch, checker)
+            charts = _charts(batch, checker)
 
             def plan(current: Any) -> Any:
-                charts = {**available, **vendored.read(current.tree)}
+                all_charts = {**charts.available, **vendored.read(current.tree)}
                 # Without charts, an empty index must not cause a commit.
-                folder = vendored.folder_of(charts.values()) if charts else {}
+                folder = vendored.folder_of(all_charts.values()) if all_charts else {}
                 return compare_folders(current, folder, Pruning(complete=False, budget=0))
 
             try:
@@ -86,18 +86,21 @@ def vendor(options: CheckOptions) -> None:
             except ValueError as error:
                 raise InputError(str(error)) from None
     click.echo(out.PUSHED[options.output](result), nl=False, color=out.colour())
-    for line in (*(f"{name}: not available" for name in missing), *out.problems(given, batch)):
+    unavailable = [f"{name}: not available" for name in charts.missing]
+    for line in (*unavailable, *out.problems(selected, batch)):
         click.echo(f"caphv bundles: {line}", err=True)
-    sys.exit(exit_status(given, is_different=bool(missing or batch.failed)))
+    sys.exit(exit_status(selected, is_different=bool(charts.missing or batch.failed)))
 
 
-def _charts(
-    batch: Batch, checker: Checker
-) -> tuple[dict[tuple[str, str], VendoredChart], list[str]]:
-    """Return the charts that Fleet installs, and the names of unavailable charts.
+class _Charts(NamedTuple):
+    """Available charts by name and version, and the names of unavailable charts."""
 
-    Raises `InputError`.
-    """
+    available: dict[tuple[str, str], VendoredChart]
+    missing: list[str]
+
+
+def _charts(batch: Batch, checker: Checker) -> _Charts:
+    """Return the charts that Fleet installs for the bundles. Raises `InputError`."""
     from packager.checks.charts import files_of
     from packager.checks.contents import bundles_of
     from packager.checks.helm import HelmError
@@ -128,4 +131,4 @@ def _charts(
             )
         except HelmError as error:
             raise InputError(f"{ref}: {error}") from None
-    return charts, missing
+    return _Charts(charts, missing)

@@ -186,10 +186,12 @@ def _show(options: UpgradeOptions, request: Request, target: Any, step: Step) ->
     from packager.contents.inventory import wave
     from packager.upgrade.waves import split
 
-    given = read_clusters(options, step)
+    selected = read_clusters(options, step)
     with open_store(options) as store:
         step("reading the repository")
-        waves = split(request.waves, wave(given.clusters, store.sync().tree, target, None).chosen)
+        waves = split(
+            request.waves, wave(selected.clusters, store.sync().tree, target, None).chosen
+        )
     click.echo(out.WAVES[options.output](waves, target), nl=False)
 
 

@@ -48,14 +48,14 @@ def harvester_namespace_options(command: _Command) -> _Command:
 
 
 def insecure_option(command: _Command) -> _Command:
-    """Add the option to connect to servers that kubeconfigs in Secrets do not verify."""
+    """Add the option to use kubeconfigs in Secrets that do not verify their server."""
     return click.option(
         "--allow-insecure-identities",
         is_flag=True,
         expose_value=False,
         callback=_allow_insecure,
         help=(
-            "Also connect with kubeconfigs that set insecure-skip-tls-verify; this exposes their "
+            "Also use kubeconfigs that set insecure-skip-tls-verify; this exposes their "
             "credentials to man-in-the-middle attacks."
         ),
     )(command)

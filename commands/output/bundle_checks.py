@@ -15,6 +15,7 @@ from packager.checks.images import ChartImages
 
 
 def _lines(clusters: Sequence[Checked]) -> str:
+    """Return all findings as lines, and a summary."""
     lines = [_line(located) for cluster in clusters for located in cluster.findings]
     charts = [chart for cluster in clusters for chart in cluster.charts]
     errors = sum(not located.finding.advice for cluster in clusters for located in cluster.findings)
@@ -39,6 +40,7 @@ def _line(located: Located) -> str:
 
 
 def _content(clusters: Sequence[Checked]) -> Any:
+    """Return the checks as data."""
     return {
         "items": [
             {
@@ -109,6 +111,7 @@ def _charts(charts: Sequence[ChartImages]) -> str:
 
 
 def _mirror_content(charts: Sequence[ChartImages]) -> Any:
+    """Return the images and charts to mirror as data."""
     return {
         "images": sorted({image for chart in charts for image in chart.images}),
         "items": [

@@ -46,18 +46,18 @@ __all__ = [
 _COLOURS = {State.MATCHES: "green", State.SUSPENDED: "cyan"}
 
 
-def problems(given: SelectedClusters, batch: Batch) -> Iterator[str]:
+def problems(selected: SelectedClusters, batch: Batch) -> Iterator[str]:
     """Yield files that could not be read, and each finding with its place in a file.
 
     An error in a template is reported once, not for each of a thousand clusters.
     """
-    yield from map(printable, given.input.unreadable)
+    yield from map(printable, selected.input.unreadable)
     for cluster in sorted(batch.suspended):
         yield printable(
             f"cluster {cluster}: suspended by annotation {names.SUSPEND_ADDONS_ANNOTATION}, keeps "
             "what it has"
         )
-    if not given.clusters and not given.input.unreadable:
+    if not selected.clusters and not selected.input.unreadable:
         yield "no such cluster (for ClusterDefinitions, use caphv packager sync)"
 
     template_errors: Counter[str] = Counter()
@@ -67,7 +67,7 @@ def problems(given: SelectedClusters, batch: Batch) -> Iterator[str]:
             if finding.rule == TEMPLATE_RULE:
                 template_errors[str(finding)] += 1
                 continue
-            place = given.input.place(result.cluster, finding, seen[result.cluster])
+            place = selected.input.place(result.cluster, finding, seen[result.cluster])
             kind = "advice" if finding.advice else "error"
             parts = (place, f"cluster {result.cluster}", kind, str(finding))
             yield printable(": ".join(filter(None, parts)))
@@ -98,6 +98,7 @@ def wave(wave: UpgradeWave, target: Versions) -> str:
 
 
 def _waves(waves: Sequence[Wave], target: Versions) -> str:
+    """Return the waves of an upgrade as a table."""
     rows = [
         (
             str(number),
@@ -123,6 +124,7 @@ def _waves_content(waves: Sequence[Wave], target: Versions) -> Obj:
 
 
 def _rollout_text(upgrade: Rollout) -> str:
+    """Return the outcome of an upgrade in waves, with why clusters are not part of it."""
     colour = "green" if upgrade.state is rollout.State.COMPLETE else "red"
     state = click.style(upgrade.state.value, fg=colour)
     lines = [f"{state}: release {printable(upgrade.release)}, {printable(upgrade.title)}"]
@@ -161,6 +163,7 @@ def _files(batch: Batch) -> Obj:
 
 
 def _cluster(result: Rendered) -> Obj:
+    """Return a rendered cluster as data, without its files."""
     return {
         "namespace": result.cluster.namespace,
         "name": result.cluster.name,
@@ -179,6 +182,7 @@ def _cluster(result: Rendered) -> Obj:
 
 
 def _tree(batch: Batch) -> str:
+    """Return the paths of all files as a tree."""
     lines: list[str] = []
     above: list[str] = []
     for path in sorted(path for result in batch.rendered for path in result.tree):
@@ -215,6 +219,7 @@ def _colour_line(line: str) -> str:
 
 
 def _changes_table(clusters: Sequence[ClusterDiff]) -> str:
+    """Return the changed files of all clusters as a table, and a summary."""
     rows = [
         (
             cluster.name,
@@ -251,6 +256,7 @@ def _change(change: FileChange) -> Obj:
 
 
 def _verdicts(clusters: Sequence[ClusterDiff]) -> str:
+    """Return the clusters that differ as a table, and a summary."""
     rows = [
         (
             cluster.name,
@@ -298,6 +304,7 @@ def _states(clusters: Sequence[ClusterDiff]) -> str:
 
 
 def _commit_text(result: Result) -> str:
+    """Return a commit as lines: what it changes, and what it leaves."""
     plan = result.plan
     lines = [
         f"  {verb:<8}{printable(name)}" for verb, names in _changes_of(result) for name in names
@@ -361,6 +368,7 @@ def commit_fields(result: Result) -> Obj:
 
 
 def _inventory_table(clusters: Sequence[RepositoryCluster], newest: Versions) -> str:
+    """Return the clusters of a repository as a table."""
     rows = [
         (
             cluster.name,
@@ -380,6 +388,7 @@ def _inventory(clusters: Sequence[RepositoryCluster], newest: Versions) -> Obj:
 
 
 def _cluster_row(cluster: RepositoryCluster) -> Obj:
+    """Return a cluster of a repository as data."""
     row: Obj = {
         "name": cluster.name,
         "bundles": list(cluster.bundles),

@@ -42,6 +42,7 @@ def show(checks: Sequence[Check], *, everything: bool) -> None:
 
 
 def _show_check(out: Console, check: Check) -> None:
+    """Write a check, and its remedy below."""
     mark, style = CHECK_MARKS[check.result]
     text = Text.assemble((check.id, "bold" if check.wrong else ""), ": ", check.message)
     if not out.is_terminal:

@@ -46,6 +46,7 @@ def _title(report: LeftoverReport) -> Text:
 
 
 def _show_objects(out: Console, objects: Iterable[OwnedObject], now: datetime) -> None:
+    """Write a table of objects without an owner."""
     header = ["OBJECT", "STATE", "AGE", "OWNER", "DETAIL"]
     rows = [
         [

@@ -138,6 +138,7 @@ def machine_state(machine: Machine) -> str:
 def _columns(
     clusters: Sequence[Cluster], *, with_namespace: bool, wide: bool, now: datetime
 ) -> list[Text]:
+    """Return the lines of the table of clusters, the header first."""
     header = ["CLUSTER", "STATE", "CONTROL PLANE", "WORKERS", "VERSION", "AGE"]
     rows = [
         [

@@ -40,6 +40,7 @@ def show(plan: Plan) -> None:
 
 
 def _show_cluster(out: Console, cluster: ClusterPlan) -> None:
+    """Write the effect on a cluster, and what it needs of Harvester."""
     out.print(Text(f"Cluster {cluster.cluster}", style="bold"))
     for reason in cluster.unknown:
         out.print(
@@ -69,6 +70,7 @@ def _show_cluster(out: Console, cluster: ClusterPlan) -> None:
 
 
 def _pool(pool: PoolEffect) -> list[tuple[Action, str]]:
+    """Return the effects on the machines of a pool as sentences."""
     name = pool.pool if pool.pool == "control plane" else f"worker pool {pool.pool}"
     effects = []
     if pool.replaced:
@@ -102,6 +104,7 @@ def _shortcoming(shortcoming: Shortcoming) -> Text:
 
 
 def _need(need: Need) -> Text:
+    """Return a need with its free amount; unknown amounts differ from sufficient ones."""
     note = f" ({need.note})" if need.note else ""
     free = "; how much is free is not known"
     if need.free is not None:
@@ -140,6 +143,7 @@ def _fields(out: Console, fields: tuple[Field, ...]) -> None:
 
 
 def _summary(out: Console, plan: Plan) -> None:
+    """Write the numbers of changed objects and machines."""
     actions = [change.action for change in plan.objects]
     counts = [f"{actions.count(action)} to {action}" for action in (Action.CREATE, Action.CHANGE)]
     refused = actions.count(Action.REFUSED)

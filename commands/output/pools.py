@@ -62,6 +62,7 @@ def show_unseen(unseen: Iterable[Unseen]) -> None:
 
 
 def _title(report: PoolReport) -> Text:
+    """Return the name of a pool with the numbers of its addresses by verdict."""
     numbers = Counter(entry.verdict for entry in report.entries)
     parts = [f"{numbers[verdict]} {verdict}" for verdict in Verdict if numbers[verdict]]
     free = f"{report.expected} of {report.total} free"
@@ -84,6 +85,7 @@ def describe_books(report: PoolReport) -> Iterable[str]:
 
 
 def _show_entries(out: Console, entries: list[Entry], now: datetime) -> None:
+    """Write a table of addresses."""
     header = ["ADDRESS", "STATE", "AGE", "HOLDER", "OWNER"]
     rows = [
         [

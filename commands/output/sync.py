@@ -37,6 +37,7 @@ def print_result(
 def _lines(
     built: BuildResult, result: Result, failures: list[ApplyFailure], options: SyncOptions
 ) -> Iterator[str]:
+    """Yield what a sync has changed in the repository and on the management cluster."""
     from packager.contents.diff import FOREIGN_FILE
 
     for verb, names in _changes(result.plan):
@@ -82,6 +83,7 @@ def _changes(plan: Plan) -> Iterator[tuple[str, list[str]]]:
 
 
 def _fields(built: BuildResult, result: Result) -> dict[str, Any]:
+    """Return a sync as data."""
     from commands.output.bundles import commit_fields
 
     return {

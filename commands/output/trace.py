@@ -20,6 +20,7 @@ def _text(cluster: Key, setting: Stage | None, traces: Sequence[Trace]) -> str:
 
 
 def _lines(cluster: Key, setting: Stage | None, traces: Sequence[Trace]) -> Iterator[str]:
+    """Yield the stages of each bundle, and the first one at which the value stopped."""
     yield f"cluster {cluster}"
     if setting:
         yield _line(setting)
@@ -40,6 +41,7 @@ def _line(stage: Stage) -> str:
 
 
 def _content(cluster: Key, setting: Stage | None, traces: Sequence[Trace]) -> Any:
+    """Return a trace as data."""
     return {
         "cluster": str(cluster),
         **({"setting": _row(setting)} if setting else {}),

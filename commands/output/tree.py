@@ -131,6 +131,7 @@ def _select_conditions(
 def _add_group(
     tree: Tree, cluster: Cluster, group: Group, *, everything: bool, now: datetime
 ) -> None:
+    """Add a group of machines below a cluster."""
     style = "green" if group.replicas.complete else "yellow"
     branch = tree.add(
         _line(
@@ -149,6 +150,7 @@ def _add_group(
 def _add_machine(
     tree: Tree, cluster: Cluster, machine: Machine, *, everything: bool, now: datetime
 ) -> None:
+    """Add a machine with its VM and Node, and the conditions that say something new."""
     branch = tree.add(
         _line(
             ("Machine ", "dim"),
@@ -177,6 +179,7 @@ def _add_machine(
 
 
 def _add_vm(tree: Tree, cluster: Cluster, machine: Machine, size: str, now: datetime) -> None:
+    """Add the VM of a machine, as Harvester describes it."""
     vm = machine.vm
     assert vm is not None  # noqa: S101 - checked by the caller
     where = f"on {_host(vm.host, machine.zone)}" if vm.host else ""
@@ -198,6 +201,10 @@ def _add_vm(tree: Tree, cluster: Cluster, machine: Machine, size: str, now: date
 
 
 def _add_addresses(tree: Tree, machine: Machine) -> None:
+    """Add the addresses of a machine, and a reserved one that it does not use.
+
+    The addresses that Harvester reports for the VM take precedence.
+    """
     addresses = machine.vm.addresses if machine.vm and machine.vm.addresses else machine.addresses
     if addresses:
         pool = f"IPPool {machine.pool}" if machine.pool else ""
@@ -213,6 +220,7 @@ def _add_addresses(tree: Tree, machine: Machine) -> None:
 
 
 def _disk(disk: Disk) -> Text:
+    """Return the line of a disk."""
     image = f"image {disk.image}" if disk.image else ""
     return _line(
         ("disk ", "dim"),
@@ -225,6 +233,7 @@ def _disk(disk: Disk) -> Text:
 
 
 def _node(node: Node, now: datetime) -> Text:
+    """Return the line of a Node."""
     ready = {"True": "Ready", "False": "NotReady"}.get(node.ready, "Unknown")
     zone = f"zone {node.zone}" if node.zone else ""
     return _line(
@@ -240,6 +249,10 @@ def _node(node: Node, now: datetime) -> Text:
 def _add_conditions(
     tree: Tree, conditions: Iterable[Condition], *, everything: bool, now: datetime
 ) -> None:
+    """Add the conditions that say something new, or with `everything` all of them.
+
+    A condition of negative polarity that is True says something new only by its message.
+    """
     for condition in conditions:
         good = condition.good
         negative = condition.negative

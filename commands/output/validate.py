@@ -235,6 +235,7 @@ def _text(report: Report) -> str:
 
 
 def _block(line: Line) -> str:
+    """Return a finding with the line that it is about."""
     place = f"{printable(line.file)}:{line.position.line}:{line.position.column}"
     severity = click.style(
         line.severity, fg="red" if line.severity == "error" else "yellow", bold=True
@@ -284,6 +285,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def _data(output: str, report: Report) -> str:
+    """Return a report as data."""
     return data_text(
         output,
         files=len(report.files),
@@ -297,6 +299,7 @@ def _data(output: str, report: Report) -> str:
 
 
 def _finding(line: Line) -> Obj:
+    """Return a finding as data."""
     content: Obj = {
         "file": line.file,
         "line": line.position.line,
@@ -346,6 +349,7 @@ def _description(text: str) -> Obj:
 
 
 def _result(line: Line, names: list[str]) -> Obj:
+    """Return a finding as a result of SARIF."""
     result: Obj = {
         "ruleId": line.rule,
         "ruleIndex": names.index(line.rule),

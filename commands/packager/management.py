@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from caphv.api.object import key_of
 from caphv.api.remedies import DELETE_CLUSTER
@@ -135,23 +135,29 @@ def delete_lost(options: ManagementOptions, names: list[str]) -> list[ApplyFailu
 
 
 def _delete_command(cluster: str) -> str:
+    """Return the command that deletes a Cluster by hand."""
     namespace, _, name = cluster.partition("/")
     return DELETE_CLUSTER(cluster=name, namespace=namespace)
 
 
-def drop(
-    options: ManagementOptions, plan: Plan, snapshot: Snapshot
-) -> tuple[Plan, list[ApplyFailure]]:
+class Dropped(NamedTuple):
+    """What remains of a plan, and the deletions that the management cluster refused."""
+
+    plan: Plan
+    refused: list[ApplyFailure]
+
+
+def drop(options: ManagementOptions, plan: Plan, snapshot: Snapshot) -> Dropped:
     """Delete objects that a plan drops from manifests.
 
-    Return the plan without the manifests of clusters with refused deletions, and the refusals. Such
-    a manifest stays as it is, because a dropped object that exists would be forgotten otherwise.
+    If a deletion is refused, the manifest of its cluster stays as it is, because a dropped object
+    that exists would be forgotten otherwise.
     """
     from packager.planning.commit_summary import summarize
 
     objects = _dropped_objects(plan, snapshot)
     if not objects:
-        return plan, []
+        return Dropped(plan, [])
 
     refused = on_cluster(options, lambda applier: _delete(applier, objects))
     folders = tuple(f"{_folder(key)}/" for key in refused)
@@ -161,12 +167,13 @@ def drop(
     remaining = summarize(
         replace(plan, write=write, changed=changed, subject="", details={}), snapshot
     )
-    return remaining, [*chain.from_iterable(refused.values())]
+    return Dropped(remaining, [*chain.from_iterable(refused.values())])
 
 
 async def _delete(
     applier: Applier, dropped: Mapping[Key, Sequence[Obj]]
 ) -> dict[Key, list[ApplyFailure]]:
+    """Delete the dropped objects of each cluster; return the refusals by cluster."""
     refused = {
         key: await applier.delete(objects, key.namespace) for key, objects in dropped.items()
     }

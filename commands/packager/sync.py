@@ -232,29 +232,30 @@ def _sync_once(options: SyncOptions, reader: Reader, planner: Planner) -> _Round
         source, reason = read_source(options, reader, step)
         with _target(options) as store:
             step("reading the repository")
-            planned, result, failures = push(source, reason, store, planner, options)
+            pushed = push(source, reason, store, planner, options)
 
-        built = planned.built or BuildResult()
+        failures = pushed.failures
+        manifests = pushed.planned.built or BuildResult()
         if options.applied and not options.dry_run:
             step("applying manifests")
             failures += management.on_cluster(
-                options, lambda applier: management.apply(applier, built)
+                options, lambda applier: management.apply(applier, manifests)
             )
 
-    print_result(built, result, failures, options)
+    print_result(manifests, pushed.result, failures, options)
 
     # What is held back waits for Fleet; what was refused may be accepted at the next interval.
-    plan = result.plan
+    plan = pushed.result.plan
     retry_seconds: float | None = None
     if plan.held:
         retry_seconds = _FLEET_SECONDS
     elif failures:
         retry_seconds = 0.0
 
-    is_faulty = built.errors or failures or plan.held or plan.refused
+    is_faulty = manifests.errors or failures or plan.held or plan.refused
     # With --review the commit is on another branch, and the target did not move.
-    pushed = "" if options.review else result.commit
-    return _Round(FAULTY if is_faulty else DONE, retry_seconds, pushed)
+    commit = "" if options.review else pushed.result.commit
+    return _Round(FAULTY if is_faulty else DONE, retry_seconds, commit)
 
 
 def _head(options: RepositoryOptions) -> str:
@@ -273,6 +274,7 @@ def _reader() -> Reader:
 
 
 def _planner(options: SyncOptions) -> Planner:
+    """Return the planner of bundles and manifests. Raises `click.UsageError`."""
     from packager.definitions.builder import Builder
     from packager.planning.planner import Planner
     from packager.rendering.bundler import Bundler
@@ -292,6 +294,7 @@ def _planner(options: SyncOptions) -> Planner:
 
 @contextlib.contextmanager
 def _target(options: SyncOptions) -> Iterator[Store]:
+    """Lend the repository to write, or the folder, of which only our own names are written."""
     from packager.definitions.files import NAMES
     from packager.git.directory import Directory
 

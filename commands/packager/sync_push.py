@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from commands.errors import InputError
@@ -18,16 +18,26 @@ if TYPE_CHECKING:
     from packager.git.snapshot import Snapshot
     from packager.planning.commitplan import Store
     from packager.planning.planner import Planner
-    from packager.planning.state import Planned
+    from packager.planning.commitplan import Store
+    from packager.planning.state import ManagementState, Planned
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """The plan that was pushed, the commit, and what the management cluster refused."""
+
+    planned: Planned
+    result: Result
+    failures: list[ApplyFailure]
 
 
 def push(
     source: Source, reason: Reason, store: Store, planner: Planner, options: SyncOptions
-) -> tuple[Planned, Result, list[ApplyFailure]]:
+) -> Pushed:
     """Push the files that the definitions produce.
 
-    With `--apply`, clusters whose definition was removed are deleted after the push. Return the
-    plan, the commit, and refusals of the management cluster. Raises `InputError`.
+    With `--apply`, clusters whose definition was removed are deleted after the push. Raises
+    `InputError`.
 
     A removed definition is forgotten after the push, so it must stay in the repository while its
     Cluster cannot be deleted. That is why the server is asked by a dry run before the push. The
@@ -39,42 +49,63 @@ def push(
     from packager.planning.state import ManagementState
 
     state = ManagementState(confirmed=options.confirmed, live=False)
-    if options.message:
-        reason = replace(reason, why=options.message)
-
     if options.dry_run:
         planned = planner.plan(store.sync(), state, source)
-        return planned, Result(planned.plan, "", ""), []
-    # A push that finds other commits plans again, so that only the last plan is pushed.
-    plans: list[Planned] = []
-    failures: list[ApplyFailure] = []
+        return Pushed(planned, Result(planned.plan, "", ""), [])
 
-    def removed_clusters() -> list[str]:
-        return _removed_clusters(plans[-1].plan) if plans and options.applied else []
-
-    def plan(snapshot: Snapshot) -> Plan:
-        planned = planner.plan(snapshot, state, source)
-        plans.append(planned)
-        failures[:] = management.delete(options, removed_clusters(), dry_run=True)
-        if failures:
-            without = planner.plan(snapshot, state, replace(source, complete=False))
-            plans.append(replace(without, plan=_hold(without.plan, planned.plan)))
-
-        if options.applied:
-            remaining, refused = management.drop(options, plans[-1].plan, snapshot)
-            plans.append(replace(plans[-1], plan=remaining))
-            failures.extend(refused)
-        return plans[-1].plan
-
+    why = replace(reason, why=options.message) if options.message else reason
+    attempt = _Attempt(source, state, planner, options)
     try:
-        result = log_result(store.commit(plan, reason))
+        result = log_result(store.commit(attempt.plan, why))
     except GitError as error:
-        outcome = management.after_failure(options, store, removed_clusters())
+        outcome = management.after_failure(options, store, attempt.removed_clusters)
         raise InputError(*str(error).split("\n"), *outcome) from None
-    return plans[-1], result, failures + management.delete_lost(options, removed_clusters())
+
+    if attempt.planned is None:
+        raise AssertionError("a commit was made without a plan")
+    lost = management.delete_lost(options, attempt.removed_clusters)
+    return Pushed(attempt.planned, result, attempt.failures + lost)
+
+
+@dataclass
+class _Attempt:
+    """The planning of a push. A push that finds other commits plans again: the last plan counts.
+
+    :param planned: the last plan; None before the first
+    :param failures: what the management cluster refuses of the last plan
+    """
+
+    source: Source
+    state: ManagementState
+    planner: Planner
+    options: SyncOptions
+    planned: Planned | None = None
+    failures: list[ApplyFailure] = field(default_factory=list)
+
+    @property
+    def removed_clusters(self) -> list[str]:
+        """The clusters that the last plan removes, and that are to be deleted."""
+        return _removed_clusters(self.planned.plan) if self.planned and self.options.applied else []
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """Plan the commit on top of a snapshot, as far as the management cluster accepts it."""
+        self.planned = self.planner.plan(snapshot, self.state, self.source)
+        self.failures = management.delete(self.options, self.removed_clusters, dry_run=True)
+        if self.failures:
+            # An incomplete source removes no definition.
+            incomplete = replace(self.source, complete=False)
+            without = self.planner.plan(snapshot, self.state, incomplete)
+            self.planned = replace(without, plan=_hold(without.plan, self.planned.plan))
+
+        if self.options.applied:
+            dropped = management.drop(self.options, self.planned.plan, snapshot)
+            self.planned = replace(self.planned, plan=dropped.plan)
+            self.failures = [*self.failures, *dropped.refused]
+        return self.planned.plan
 
 
 def _removed_clusters(plan: Plan) -> list[str]:
+    """Return the namespaces and names of clusters whose definition a plan removes."""
     from packager.definitions.files import MANIFESTS
 
     removed = (removal for removal in plan.removed if removal.definition and not removal.bundle)

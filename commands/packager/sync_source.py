@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import click
 
@@ -24,8 +24,23 @@ if TYPE_CHECKING:
     from packager.tree import Tree
 
 
-def read_source(options: SyncOptions, reader: Reader, step: Step) -> tuple[Source, Reason]:
-    """Return the definitions, and the reason for a commit that follows them.
+class Definitions(NamedTuple):
+    """The definitions, and the reason for a commit that follows them."""
+
+    source: Source
+    reason: Reason
+
+
+class _SourceFiles(NamedTuple):
+    """Files of a source by path, its links and submodules, and the reason for a commit."""
+
+    files: Tree
+    unread: Mapping[str, Unread]
+    reason: Reason
+
+
+def read_source(options: SyncOptions, reader: Reader, step: Step) -> Definitions:
+    """Read the definitions from a folder or a repository.
 
     Raises `InputError`, `click.UsageError`.
     """
@@ -43,7 +58,7 @@ def read_source(options: SyncOptions, reader: Reader, step: Step) -> tuple[Sourc
         # The last definition may have been removed, but also the wrong folder named.
         detail = "has no definition: all clusters that it defined before count as removed"
         source.problems.append(SourceProblem(str(options.definitions), 1, detail, advice=True))
-    return source, reason
+    return Definitions(source, reason)
 
 
 def source_repository(options: SyncOptions) -> RepositoryOptions:
@@ -84,8 +99,8 @@ def refuse_circles(source: SourceOptions, repo: str, branch: str, path: str) -> 
         )
 
 
-def _files(options: SyncOptions, step: Step) -> tuple[Tree, Mapping[str, Unread], Reason]:
-    """Return files of the source by path, its links and submodules, and the reason for a commit.
+def _files(options: SyncOptions, step: Step) -> _SourceFiles:
+    """Read the files of the source. Raises `InputError`, `click.UsageError`.
 
     :param options: the place of the definitions
     :param step: called with a description of each step
@@ -101,7 +116,8 @@ def _files(options: SyncOptions, step: Step) -> tuple[Tree, Mapping[str, Unread]
         step("reading definitions")
         # The path may be `.`, which has no name.
         reason = definitions_reason(options.definitions.resolve().name or "a folder")
-        return _folder_files(options.definitions), _links(options.definitions), reason
+        folder = options.definitions
+        return _SourceFiles(_folder_files(folder), _links(folder), reason)
 
     refuse_circles(options, options.repo, options.branch, options.inner)
     step("reading the source")
@@ -113,11 +129,8 @@ def _files(options: SyncOptions, step: Step) -> tuple[Tree, Mapping[str, Unread]
             cast("Repository", repository).verify(snapshot.commit, _signers(options.source_signers))
 
         origin = f"{options.source_repo}@{snapshot.commit}"
-        return (
-            manifests(snapshot.tree),
-            snapshot.unread(),
-            definitions_reason(origin, snapshot.message),
-        )
+        reason = definitions_reason(origin, snapshot.message)
+        return _SourceFiles(manifests(snapshot.tree), snapshot.unread(), reason)
 
 
 def _signers(path: Path) -> Signers:
@@ -152,6 +165,7 @@ def _source_name(options: SyncOptions) -> str:
 
 
 def _folder_files(folder: Path) -> Tree:
+    """Return the manifests in a folder by path. Raises `InputError`."""
     from caphv.validation.yaml.loader import Unreadable, files
 
     try:

@@ -129,18 +129,18 @@ def _showing(scenario: "Scenario") -> Iterator[None]:
         refresh_per_second=8,
         transient=True,
     ) as live:
-        shown = 0
+        printed: list[Step] = []
 
         def print_steps() -> None:
-            nonlocal shown
-            done = [step for step in scenario.view.steps if step.seconds is not None]
-            for step in done[shown:]:
+            """Print the steps that have ended since the last call."""
+            ended = [step for step in scenario.view.steps if step.seconds is not None]
+            for step in ended[len(printed) :]:
                 if step.failed:
                     live.console.print(tree(scenario))
                 live.console.print(
                     _step_line(step), style="red" if step.failed else "green", markup=False
                 )
-            shown = len(done)
+                printed.append(step)
 
         scenario.on_change = print_steps
         yield
@@ -148,6 +148,7 @@ def _showing(scenario: "Scenario") -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lines(scenario: "Scenario") -> Iterator[None]:
+    """Print a line for each change of a step or machine."""
     seen: dict[str, str] = {}
     machines: set[str] = set()
 
@@ -215,6 +216,7 @@ def tree(scenario: "Scenario") -> "RenderableType":
 
 
 def _table(rows: "Sequence[MachineRow]") -> "RenderableType":
+    """Return a table of machines."""
     from rich.table import Table
 
     from commands.output.text import Text

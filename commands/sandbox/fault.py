@@ -142,6 +142,8 @@ def chaos(seed: int, seconds: float, name: str | None, folder: Path | None, *, k
 
 
 def _command(kind: "Kind") -> click.Command:
+    """Return the command that injects faults of a kind, with the options that the kind has."""
+
     @sandbox_options
     def call(
         name: str | None,
@@ -153,13 +155,20 @@ def _command(kind: "Kind") -> click.Command:
         from sandbox.harvester.faults import Fault
 
         # Without these options, the defaults of `Fault` hold.
-        numbers = {"share": share, "delay": delay}
+        options = {"share": share, "delay": delay}
         settings: dict[str, Any] = {
-            name: value for name, value in numbers.items() if value is not None
+            option: value for option, value in options.items() if value is not None
         }
         fault = Fault(kind.name, target, **settings)
         click.echo(_with_faults(_sandbox(name, folder), lambda faults: faults.inject(fault)))
 
+    return click.command(
+        kind.name, params=_parameters(kind), help=_help_text(kind), short_help=kind.summary
+    )(call)
+
+
+def _parameters(kind: "Kind") -> list[click.Parameter]:
+    """Return the argument and the options that faults of a kind take."""
     parameters: list[click.Parameter] = []
     if kind.target:
         parameters.append(click.Argument(["target"], metavar=kind.target))
@@ -187,9 +196,7 @@ def _command(kind: "Kind") -> click.Command:
                 help="Delay of a response, in seconds.",
             )
         )
-    return click.command(
-        kind.name, params=parameters, help=_help_text(kind), short_help=kind.summary
-    )(call)
+    return parameters
 
 
 def _help_text(kind: "Kind") -> str:

@@ -36,6 +36,7 @@ async def try_creation(client: ApiClient, restore: Restore) -> DryRun:
     limit = asyncio.Semaphore(_REQUESTS_AT_ONCE)
 
     async def find_refusal(step: Step) -> str:
+        """Return why a dry run refuses to create an object; empty if it does not."""
         resource = restore.kinds[step.identity.group, step.identity.kind]
         obj = created_form(step.obj, uids, restore.source)
         async with limit:

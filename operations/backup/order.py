@@ -109,7 +109,7 @@ def missing_of(backup: Backup) -> dict[str, str]:
         needed = [(reference, f"{identity} refers to it") for reference in references(obj)]
         needed += [
             (owner, f"it owns {identity}")
-            for owner in _owners(obj, deciding_owners(obj))
+            for owner in _owner_ids(obj, deciding_owners(obj))
             if is_cluster_api(owner.group)
         ]
 
@@ -325,13 +325,16 @@ def deciding_owners(obj: Obj) -> list[Obj]:
     return [owner for owner in owners if owner.get("kind") == _IP_ADDRESS_CLAIM] or owners
 
 
-def _owners(obj: Obj, references: Iterable[Obj] | None = None) -> Iterator[ObjectId]:
-    """Yield the owners of an object in the order of its `ownerReferences`, or some of them."""
+def _owners(obj: Obj) -> Iterator[ObjectId]:
+    """Yield the owners of an object in the order of its `ownerReferences`."""
+    return _owner_ids(obj, obj["metadata"].get("ownerReferences") or ())
+
+
+def _owner_ids(obj: Obj, owner_references: Iterable[Obj]) -> Iterator[ObjectId]:
+    """Yield the owners in some of the `ownerReferences` of an object."""
     # An owner and its dependents are in the same namespace.
     namespace = str(obj["metadata"].get("namespace") or "")
-    if references is None:
-        references = obj["metadata"].get("ownerReferences") or ()
-    for owner in references:
+    for owner in owner_references:
         group = group_of(owner.get("apiVersion"))
         yield ObjectId(group, str(owner.get("kind")), namespace, str(owner.get("name")))
 

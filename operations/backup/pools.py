@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
+from typing import NamedTuple
 
 import yaml
 
@@ -26,7 +27,13 @@ from operations.backup.forms import problem_of
 from operations.read.accounts import Account, read_accounts
 from operations.read.management import list_all, unseen
 from operations.read.objects import Unseen
-from operations.read.servers import HARVESTER_SECONDS, SERVERS_AT_ONCE, answering_client, server_of
+from operations.read.servers import (
+    HARVESTER_SECONDS,
+    SERVERS_AT_ONCE,
+    Server,
+    answering_client,
+    server_of,
+)
 
 Pools = dict[str, list[Obj]]
 """IPPools by the URL of their Harvester."""
@@ -37,10 +44,17 @@ _KEPT = ("labels", "annotations")
 _IDENTITIES = ("identity Secret ", f"{resources.HARVESTER_CLUSTER_IDENTITIES.kind} ")
 
 
-async def read_pools(client: ApiClient, objects: Mapping[ObjectId, Obj]) -> tuple[Pools, list[str]]:
+class ReadPools(NamedTuple):
+    """The IPPools that were read, and what could not be read."""
+
+    pools: Pools
+    unseen: list[str]
+
+
+async def read_pools(client: ApiClient, objects: Mapping[ObjectId, Obj]) -> ReadPools:
     """Read the IPPools that clusters use, by the identities of their HarvesterClusters.
 
-    Never raises. The second part of the answer names what could not be read.
+    Never raises.
 
     :param client: client of the management cluster
     :param objects: the objects of the clusters, with their identities
@@ -50,7 +64,7 @@ async def read_pools(client: ApiClient, objects: Mapping[ObjectId, Obj]) -> tupl
     secrets = {key_of(obj): obj for obj in _of_kind(objects, "Secret")}
     accounts, hidden = await read_accounts(client, clusters, secrets)
 
-    groups: dict[tuple[str, str], list[Account]] = defaultdict(list)
+    groups: dict[Server, list[Account]] = defaultdict(list)
     for account in accounts:
         groups[server_of(account.kubeconfig)].append(account)
 
@@ -58,23 +72,23 @@ async def read_pools(client: ApiClient, objects: Mapping[ObjectId, Obj]) -> tupl
     answers = await asyncio.gather(*(_list_pools(group, servers) for group in groups.values()))
 
     pools: dict[str, dict[str, Obj]] = {}
-    for (server, ca), existing in sorted(zip(groups, answers, strict=True), key=itemgetter(0)):
+    for server, existing in sorted(zip(groups, answers, strict=True), key=itemgetter(0)):
         if isinstance(existing, Unseen):
             hidden.append(existing)
             continue
-        group = groups[server, ca]
-        on_it = [obj for obj in clusters if any(account.serves(obj) for account in group)]
-        used = used_pools(on_it, machines)
+        served = [obj for obj in clusters if any(account.serves(obj) for account in groups[server])]
+        used = used_pools(served, machines)
         for pool in map(_manifest, existing):
             name = pool["metadata"]["name"]
             if name not in used:
                 continue
             if problem := problem_of(pool):
-                hidden.append(Unseen(f"IPPool {name} of Harvester {server}", problem))
+                hidden.append(Unseen(f"IPPool {name} of Harvester {server.url}", problem))
             else:
                 # Bundles of CAs may differ, and lead to the same server.
-                pools.setdefault(server, {}).setdefault(name, pool)
-    return {server: list(objs.values()) for server, objs in pools.items()}, list(map(str, hidden))
+                pools.setdefault(server.url, {}).setdefault(name, pool)
+    by_server = {url: list(objs.values()) for url, objs in pools.items()}
+    return ReadPools(by_server, list(map(str, hidden)))
 
 
 def used_pools(clusters: Sequence[Obj], machines: Sequence[Obj]) -> set[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from caphv.api import resources
 from caphv.api.clusterapi import is_of_rancher
@@ -121,15 +122,21 @@ async def kinds_to_copy(
     return resource_of
 
 
+class ReadObjects(NamedTuple):
+    """The objects that were read, and what could not be read."""
+
+    objects: dict[ObjectId, Obj]
+    unseen: list[str]
+
+
 async def read_objects(
-    client: ApiClient, namespaces: Iterable[str], others: Iterable[Obj] = ()
-) -> tuple[dict[ObjectId, Obj], list[str]]:
+    client: ApiClient, namespaces: Iterable[str], others: Collection[Obj] = ()
+) -> ReadObjects:
     """Read all objects of Cluster API in some namespaces.
 
-    Also reads objects to which these and `others` refer. The second part of the result names
-    what could not be read. Raises `ApiError`, `Unreachable`, `NoClusterApiError`.
+    Also reads objects to which these and `others` refer. Raises `ApiError`, `Unreachable`,
+    `NoClusterApiError`.
     """
-    others = list(others)
     kinds = await kinds_to_copy(client)
     collection = _Collection(client, {key: kind for key, kind in kinds.items() if key[0]})
     await collection.read(namespaces)
@@ -139,7 +146,7 @@ async def read_objects(
         # Each object may refer to further objects.
         named = {ref for obj in (*collection.objects.values(), *others) for ref in references(obj)}
         more = await collection.read_single(named - collection.objects.keys())
-    return collection.objects, collection.unseen
+    return ReadObjects(collection.objects, collection.unseen)
 
 
 @dataclass(slots=True)
@@ -188,6 +195,7 @@ class _Collection:
         return any(objs)
 
     async def _read_one(self, identity: ObjectId) -> Obj | None:
+        """Read an object; None if it does not exist, or may not be read."""
         resource = self.kinds[identity.group, identity.kind]
         head = {"apiVersion": resource.api_version, "kind": resource.kind}
         try:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import NamedTuple
 
 from caphv.api import names
 from caphv.api.object import NAMESPACES, Obj, Resource, annotations_of, key_of, uid_of
@@ -228,13 +229,22 @@ async def _restore_managers(
             return
 
 
-def _managers(obj: Obj) -> set[tuple[str, str, str]]:
+class _Manager(NamedTuple):
+    """The fields that identify an entry of managed fields."""
+
+    name: str
+    operation: str
+    subresource: str
+
+
+def _managers(obj: Obj) -> set[_Manager]:
+    """Return the managers that an object records."""
     return set(map(_manager, obj["metadata"].get("managedFields") or ()))
 
 
-def _manager(entry: Obj) -> tuple[str, str, str]:
-    """Return the fields that identify an entry of managed fields."""
-    return (
+def _manager(entry: Obj) -> _Manager:
+    """Return the manager of an entry of managed fields."""
+    return _Manager(
         str(entry.get("manager")),
         str(entry.get("operation")),
         str(entry.get("subresource") or ""),

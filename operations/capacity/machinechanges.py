@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from caphv.api.interfaces import addressed_numbers
@@ -26,6 +27,10 @@ class Action(StrEnum):
     REPLACE = "replace"
     DELETE = "delete"
     REFUSED = "refused"
+
+
+NO_EXTENSION = ("",)
+"""Obstacles to an update in place where no extension makes one: no reason is worth its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,7 @@ class Needs:
     smallest: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: Needs) -> Needs:
+        """Return the needs of both at the same time."""
         return Needs(
             vms=self.vms + other.vms,
             cpu=self.cpu + other.cpu,
@@ -133,8 +139,8 @@ def effect_of(
     cluster: Key,
     before: DesiredState,
     after: DesiredState,
-    outdated: Mapping[str, int] | None = None,
-    obstacles: Callable[[Pool, Pool], tuple[str, ...]] = lambda _before, _after: ("",),
+    outdated: Mapping[str, int] = MappingProxyType({}),
+    obstacles: Callable[[Pool, Pool], tuple[str, ...]] = lambda _before, _after: NO_EXTENSION,
 ) -> ClusterEffect:
     """Return the effect of a change on a cluster.
 
@@ -143,7 +149,7 @@ def effect_of(
     :param after: their desired state after the change
     :param outdated: by pool, the number of machines that a current rollout still has to replace
     :param obstacles: returns why a change of a pool replaces its machines; empty if machines are
-        updated in place
+        updated in place, `NO_EXTENSION` if nothing could update them
     """
     unknown = tuple(dict.fromkeys((*before.unknown, *after.unknown)))
     if unknown:
@@ -151,7 +157,6 @@ def effect_of(
 
     effects = []
     needs = Needs()
-    outdated = outdated or {}
     for name in dict.fromkeys((*before.pools, *after.pools)):
         old = before.pools.get(name, Pool(name, 0))
         new = after.pools.get(name, Pool(name, 0))
@@ -218,13 +223,18 @@ def _pool_effect(
     if before.inputs and after.inputs:
         reasons = tuple(fields(dict(before.inputs), dict(after.inputs)))
 
-    # A current rollout replaces its outdated machines in any case.
-    kept = min(before.replicas, after.replicas)
-    why_replaced = obstacles(before, after) if reasons else ("",)
-    if outdated and not (reasons and why_replaced) and obstacles(before, after) != ("",):
+    # Without a change, only a rollout that is under way replaces machines.
+    staying = min(before.replicas, after.replicas)
+    pool_obstacles = obstacles(before, after)
+    why_replaced = pool_obstacles if reasons else NO_EXTENSION
+
+    # An extension may update the outdated machines of this rollout in place, which only the
+    # rollout's own templates would tell. Such a machine counts as replaced.
+    is_replacement_certain = bool(reasons and why_replaced)
+    if outdated and pool_obstacles != NO_EXTENSION and not is_replacement_certain:
         why_replaced = ("a rollout is under way, and whether it keeps machines is not known",)
-    updated = 0 if why_replaced else kept
-    replaced = kept - updated if reasons else min(outdated, kept)
+    updated = 0 if why_replaced else staying
+    replaced = staying - updated if reasons else min(outdated, staying)
     if not replaced and not updated and before.replicas == after.replicas:
         return None
 

@@ -315,14 +315,14 @@ def _machine_of(ref: Obj, namespace: str, objects: Objects) -> Obj:
     return dict(dict_at(template, "spec", "template", "spec"))
 
 
-def _resolve(ref: Any, namespace: str, objects: Objects) -> Obj | None:
+def _resolve(ref: Any, default_namespace: str, objects: Objects) -> Obj | None:
     """Return the object of a reference; None if it is absent."""
     if not isinstance(ref, dict) or not ref.get("name"):
         return None
 
     # References have an API group in v1beta2, and a version of the group in v1beta1.
     group = str(ref.get("apiGroup") or group_of(ref.get("apiVersion")))
-    namespace = str(ref.get("namespace") or namespace)
+    namespace = str(ref.get("namespace") or default_namespace)
     return objects.get(ObjectId(group, str(ref.get("kind")), namespace, str(ref["name"])))
 
 

@@ -63,6 +63,7 @@ def needs_and_free(
 
 
 def _needs(needs: Needs, harvester_cluster: Obj, objects: CapacityObjects | None) -> Iterator[Need]:
+    """Yield the needs of hosts, devices, storage, addresses and quotas, as `needs_and_free`."""
     # Harvester overcommits its hosts. Existing VMs show what share of its size a VM requests.
     capacity = capacity_of(objects) if objects else None
     share = overcommit_of(objects.harvester.instances) if objects else Overcommit()

@@ -119,14 +119,14 @@ def check_room(parts: Parts, harvester: HarvesterObjects | None, demand: Demand)
     yield from _check_devices(subject, harvester, demand)
 
 
-def check_charts(parts: Parts, wanted: str, limits: ChartLimits | None) -> Iterator[Check]:
+def check_charts(parts: Parts, version: str, limits: ChartLimits | None) -> Iterator[Check]:
     """Check whether Harvester accepts the charts that another version of RKE2 installs.
 
     :param parts: the objects of the cluster
-    :param wanted: the version of Kubernetes
+    :param version: the version of Kubernetes
     :param limits: the charts that its Harvester accepts; None if it cannot be read
     """
-    charts = compatibility().rke2_charts(wanted)
+    charts = compatibility().rke2_charts(version)
     if not installs_cloud_provider(parts.control_plane or {}) or not charts:
         return
     subject = f"Cluster {parts.key}"
@@ -140,15 +140,17 @@ def check_charts(parts: Parts, wanted: str, limits: ChartLimits | None) -> Itera
         yield Check("cloud-provider", subject, Result.ERROR, problem, remedy)
     if not problems:
         versions = ", ".join(f"{name} {version}" for name, version in charts.items())
-        yield ok("cloud-provider", subject, f"Harvester takes {versions} of RKE2 {wanted}")
+        yield ok("cloud-provider", subject, f"Harvester takes {versions} of RKE2 {version}")
 
 
-def check_objects(parts: Parts, harvester: HarvesterObjects | None, wanted: str) -> Iterator[Check]:
+def check_objects(
+    parts: Parts, harvester: HarvesterObjects | None, version: str
+) -> Iterator[Check]:
     """Check whether Harvester has the objects to which the VMs of new machines refer.
 
     :param parts: the objects of the cluster
     :param harvester: its Harvester with images, key pairs and networks; None if it cannot be read
-    :param wanted: the version of Kubernetes of new machines
+    :param version: the version of Kubernetes of new machines
     """
     subject = f"Cluster {parts.key}"
     if harvester is None:
@@ -163,7 +165,7 @@ def check_objects(parts: Parts, harvester: HarvesterObjects | None, wanted: str)
     absent: dict[tuple[str, str], None] = {}
     for machine in parts.harvester_machines.values():
         required = machine_requirements(
-            machine.get("spec") or {}, target, version=wanted, imported=imported
+            machine.get("spec") or {}, target, version=version, imported=imported
         )
         for finding in shortcomings(required, surroundings):
             if not finding.advice:

@@ -70,9 +70,9 @@ async def read_by_accounts(harvester: HarvesterClient) -> CapacityObjects:
 
     if not parts:
         raise failures[-1]
-    whole = functools.reduce(_join, parts)
-    whole.harvester.unseen += hidden
-    return whole
+    objects = functools.reduce(_join, parts)
+    objects.harvester.unseen += hidden
+    return objects
 
 
 def _join(first: CapacityObjects, second: CapacityObjects) -> CapacityObjects:

@@ -236,8 +236,8 @@ def _wait(obj: Obj, kind: str, reason: str, step: str, now: datetime) -> Pending
     name = f"{kind}/{obj['metadata']['name']}"
     since = str(obj["metadata"]["deletionTimestamp"])
     if command := resume_command(obj):
-        step = f"Resume it: {command}"
-        return PendingDeletion(name, since, _PAUSED, step, stuck=True, paused=True)
+        resume = f"Resume it: {command}"
+        return PendingDeletion(name, since, _PAUSED, resume, stuck=True, paused=True)
     return PendingDeletion(
         object=name, since=since, reason=reason, next_step=step, stuck=_is_late(since, now)
     )

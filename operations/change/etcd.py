@@ -65,14 +65,13 @@ def unseen_machines(objects: ManagementObjects) -> list[Unseen]:
     return [unseen for unseen in objects.unseen if unseen.what in kinds]
 
 
-def members_with_machines(cluster: Cluster, members: Iterable[Member]) -> tuple[EtcdMember, ...]:
+def members_with_machines(cluster: Cluster, members: Collection[Member]) -> tuple[EtcdMember, ...]:
     """Return the members, by name, with the machine of each."""
-    members = list(members)
     machines = [machine for machine in cluster.machines if machine.etcd]
     names = {name for machine in machines for name in _names(machine)}
 
-    # A member has the name of its Node, with or without a suffix. A longer name of another machine
-    # must not match as a suffix.
+    # A member has the name of its Node, with or without a suffix. So the name of another machine,
+    # which may be longer, is excluded: it would match as a name with a suffix.
     owners: dict[int, Machine] = {}
     for machine in machines:
         for name in _names(machine):
@@ -94,12 +93,11 @@ def members_with_machines(cluster: Cluster, members: Iterable[Member]) -> tuple[
     return tuple(sorted(etcd_members, key=lambda member: (member.name, member.id)))
 
 
-def chosen(members: Sequence[EtcdMember], wanted: Iterable[str]) -> tuple[EtcdMember, ...]:
-    """Return the members with these names or ids, by default the stale members.
+def choose_members(members: Sequence[EtcdMember], names: Sequence[str]) -> tuple[EtcdMember, ...]:
+    """Return the members with these names or ids; without names, the stale members.
 
     Raises `ChangeError` for a name that no member has.
     """
-    names = list(wanted)
     if not names:
         return tuple(member for member in members if member.state == "stale")
 
@@ -140,6 +138,7 @@ def removal_checks(
 
 
 def _state(member: Member, machine: Machine | None) -> str:
+    """Return the state of a member by its machine, as `EtcdMember` describes it."""
     if member.learner:
         return "learner"
     # etcd learns the name of a member when it starts.

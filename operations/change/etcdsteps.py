@@ -189,6 +189,7 @@ def _step(
     *,
     is_check: bool = False,
 ) -> Step:
+    """Return a step with its script, empty for a machine without an address."""
     user = users.get(machine.infrastructure or machine.name, "")
     address = address_of(machine)
     if not _USER.fullmatch(user):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from caphv.api import evacuation, names
@@ -63,7 +63,7 @@ def find_host(hosts: Iterable[Obj], name: str) -> Obj:
 
 
 def machines_on(
-    host: str, hosts: Iterable[Obj], clusters: Mapping[Key, bool], instances: Iterable[Obj]
+    host: str, hosts: Iterable[Obj], clusters: Mapping[Key, bool], instances: Collection[Obj]
 ) -> list[HostMachines]:
     """Return the machines of each cluster on a host.
 
@@ -74,7 +74,6 @@ def machines_on(
     """
     others = _other_hosts(host, hosts)
     can_pin = any(map(has_cpu_manager, others))
-    instances = list(instances)
     in_use = devices_in_use(instances)
     free = [free_devices(other, in_use.get(key_of(other).name, Counter())) for other in others]
     by_label: dict[str, list[Obj]] = defaultdict(list)
@@ -82,14 +81,14 @@ def machines_on(
         if at(instance, "status", "nodeName") == host:
             by_label[labels_of(instance).get(names.CLUSTER_LABEL, "")].append(instance)
 
-    machines = []
+    host_machines = []
     for cluster, is_paused in sorted(clusters.items()):
-        groups: dict[str, list[str]] = defaultdict(list)
+        fields: dict[str, list[str]] = defaultdict(list)
         for instance in by_label.get(cluster_label(cluster), ()):
-            groups[_group_of(instance, free, can_pin=can_pin)].append(key_of(instance).name)
-        sorted_groups = {name: tuple(sorted(group)) for name, group in groups.items()}
-        machines.append(HostMachines(cluster=cluster, **sorted_groups, paused=is_paused))
-    return machines
+            fields[_field_of(instance, free, can_pin=can_pin)].append(key_of(instance).name)
+        sorted_fields = {name: tuple(sorted(machines)) for name, machines in fields.items()}
+        host_machines.append(HostMachines(cluster=cluster, **sorted_fields, paused=is_paused))
+    return host_machines
 
 
 def _other_hosts(name: str, hosts: Iterable[Obj]) -> list[Obj]:
@@ -101,8 +100,10 @@ def _other_hosts(name: str, hosts: Iterable[Obj]) -> list[Obj]:
     ]
 
 
-def _group_of(instance: Obj, free: Iterable[Counter[str]], *, can_pin: bool) -> str:
+def _field_of(instance: Obj, free: Iterable[Counter[str]], *, can_pin: bool) -> str:
     """Return the field of `HostMachines` to which an instance belongs.
+
+    Several fields may suit; the first one in this order is right.
 
     :param free: the free devices of each other host
     :param can_pin: another host has its CPU manager enabled
@@ -155,13 +156,15 @@ def progress_of(harvester_cluster: Obj | None, host: str, *, cancel: bool) -> Cl
     is_true = condition.get("status") == "True"
     if condition.get("reason") == Reason.EVACUATION_BLOCKED:
         return ClusterProgress(done=False, blocked=True, text=message)
+
+    # A condition that is true names the hosts that machines have left.
     is_listed = host in evacuation.hosts_left(message)
     if cancel:
-        done = not condition or (is_true and not is_listed)
-        return ClusterProgress(done=done, blocked=False, text="done" if done else message)
-    done = is_true and is_listed
-    message = message or "waiting for the provider"
-    return ClusterProgress(done=done, blocked=False, text=message)
+        is_done = not condition or (is_true and not is_listed)
+        return ClusterProgress(done=is_done, blocked=False, text="done" if is_done else message)
+    return ClusterProgress(
+        done=is_true and is_listed, blocked=False, text=message or "waiting for the provider"
+    )
 
 
 def clusters_on(

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from caphv.api import remedies
 from caphv.api.counting import counted, name_some
@@ -26,6 +28,8 @@ from operations.status.query import Query
 # The provider confirms a pause with its next reconcile, which may be late if it is busy.
 _PAUSE_SECONDS = 60.0
 _POLL_SECONDS = 1.0
+
+_Value = TypeVar("_Value")
 
 
 class MoveError(Exception):
@@ -140,16 +144,12 @@ class Move:
             raise MoveError(problem, maybe_paused=True) from None
         self.report("paused on the source")
 
-        backup = self.plan.backup
-        unconfirmed: list[str] = []
-
-        async def is_confirmed() -> bool:
-            nonlocal backup, unconfirmed
-            backup = await read_source(source, self.query)
-            unconfirmed = movedobjects.unpaused_objects(movedobjects.harvester_objects(backup))
-            return not unconfirmed
-
-        if not await _wait_until(is_confirmed, _PAUSE_SECONDS) and not self.force:
+        backup = await _poll_until(
+            lambda: read_source(source, self.query),
+            lambda backup: not _unconfirmed_pauses(backup),
+            _PAUSE_SECONDS,
+        )
+        if (unconfirmed := _unconfirmed_pauses(backup)) and not self.force:
             raise MoveError(
                 "the provider of the source does not confirm the pause of "
                 f"{name_some(unconfirmed)}: does it run?"
@@ -186,19 +186,15 @@ class Move:
         Raises `MoveError` if that takes too long, or a VM was replaced or restarted.
         """
         before = self.plan.vms
-        vms = VirtualMachines()
-        unadopted = ["all machines"]
-
-        async def is_adopted() -> bool:
-            nonlocal vms, unadopted
-            vms = await adoption.read_vms(self.sides.target, restore.backup)
-            unadopted = vms.unadopted_vms(before, restore.uid)
-            return not unadopted
-
-        if not await _wait_until(is_adopted, self.timeout):
+        vms = await _poll_until(
+            lambda: adoption.read_vms(self.sides.target, restore.backup),
+            lambda vms: not vms.unadopted_vms(before, restore.uid),
+            self.timeout,
+        )
+        if unadopted := vms.unadopted_vms(before, restore.uid):
             raise MoveError(
-                f"the target has not adopted the VMs of {', '.join(unadopted)}: check its "
-                "provider, caphv status there"
+                f"the target has not adopted the VMs of {', '.join(unadopted)}: check the "
+                "provider of the target with caphv status on the target"
             )
 
         # Nothing is deleted on the source if a VM is no longer the VM that was moved.
@@ -228,25 +224,34 @@ class Move:
         )
 
 
-async def _wait_until(condition: Callable[[], Awaitable[bool]], seconds: float) -> bool:
-    """Wait for a condition; return False when the time is over.
+def _unconfirmed_pauses(backup: Backup) -> list[str]:
+    """Return the objects whose pause the provider of the source has not confirmed."""
+    return movedobjects.unpaused_objects(movedobjects.harvester_objects(backup))
 
-    A server that does not answer is asked again. If it fails until the end, raises the last
-    failure: `ApiError`, `Unreachable`.
+
+async def _poll_until(
+    read: Callable[[], Awaitable[_Value]], is_final: Callable[[_Value], bool], seconds: float
+) -> _Value:
+    """Read a value until it is final or the time is over, and return the last value.
+
+    A server that does not answer is asked again. If the last request failed, its failure is raised;
+    if no request was answered, `Unreachable`.
     """
+    value: _Value | None = None
     failure: RequestError | None = None
 
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while True:
                 try:
-                    if await condition():
-                        return True
+                    value = await read()
                     failure = None
+                    if is_final(value):
+                        return value
                 except (Unreachable, ServerFault, TooManyRequests) as error:
                     failure = error
                 await asyncio.sleep(_POLL_SECONDS)
-    except TimeoutError:
-        if failure:
-            raise failure from None
-        return False
+
+    if failure or value is None:
+        raise failure or Unreachable(f"no answer within {seconds:g} seconds")
+    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -68,17 +68,17 @@ def progress_of(parts: Parts, *, park: bool) -> ClusterProgress:
         return ClusterProgress(done=True, blocked=False, text="resumed")
     if condition.get("reason") == Reason.PARK_BLOCKED:
         return ClusterProgress(done=False, blocked=True, text=message)
+
+    waiting = "waiting for the provider"
     if park:
-        done = parking.is_wanted(cluster) and condition.get("status") == "True"
-        message = message or "waiting for the provider"
-        return ClusterProgress(done=done, blocked=False, text=message)
-
-    if condition.get("reason") != Reason.RESUMING:
-        message = "waiting for the provider"
-    return ClusterProgress(done=False, blocked=False, text=message)
+        is_parked = parking.is_wanted(cluster) and condition.get("status") == "True"
+        return ClusterProgress(done=is_parked, blocked=False, text=message or waiting)
+    # Until the provider resumes the cluster, the condition is about the parking before.
+    is_resuming = condition.get("reason") == Reason.RESUMING
+    return ClusterProgress(done=False, blocked=False, text=message if is_resuming else waiting)
 
 
-def clusters_on(objects: ManagementObjects, accounts: Iterable[Account], name: str) -> list[Key]:
+def clusters_on(objects: ManagementObjects, accounts: Collection[Account], name: str) -> list[Key]:
     """Return the clusters on a Harvester, sorted by namespace and name.
 
     Raises `ChangeError` if no identity belongs to the Harvester.
@@ -87,7 +87,6 @@ def clusters_on(objects: ManagementObjects, accounts: Iterable[Account], name: s
     :param accounts: the identities of its HarvesterClusters
     :param name: URL or host of Harvester, or namespace and name of an identity Secret
     """
-    accounts = list(accounts)
     harvesters = {
         (account.kubeconfig.server, account.kubeconfig.ca)
         for account in accounts

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from caphv.api import clusterapi, names
 from caphv.api.object import Key, Obj, at, dict_at, key_of, labels_of, list_at
@@ -27,6 +28,8 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
+    """A pool of workers: its entry in the topology, or its MachineDeployment without one."""
+
     name: str
     obj: Obj
     replicas: int | None
@@ -34,7 +37,26 @@ class _Pool:
     """Position in the topology; -1 for a MachineDeployment without one."""
 
 
-def plan_scale(parts: Parts, deployments: Iterable[Obj], scale: Scale) -> Plan:
+class _PoolChange(NamedTuple):
+    """A pool, and its new number of machines."""
+
+    pool: _Pool
+    number: int
+
+
+class _Growth(NamedTuple):
+    """The additional machines of a control plane or pool, and what describes such a machine.
+
+    `machines` are its HarvesterMachines, `template` is the key of the HarvesterMachineTemplate of a
+    pool.
+    """
+
+    number: int
+    machines: list[Obj]
+    template: Key | None = None
+
+
+def plan_scale(parts: Parts, deployments: Sequence[Obj], scale: Scale) -> Plan:
     """Return the necessary patches. Raises `ChangeError` for pools that do not exist."""
     if is_of_rancher(parts):
         problem = (
@@ -44,9 +66,7 @@ def plan_scale(parts: Parts, deployments: Iterable[Obj], scale: Scale) -> Plan:
         raise ChangeError([problem])
 
     topology = at(parts.cluster, "spec", "topology")
-    pools = [*_topology_pools(topology)] if topology else [*map(_deployment, deployments)]
-    chosen = _choose_pools(pools, scale.workers, parts)
-
+    pool_changes = _pool_changes(parts, deployments, scale)
     if scale.control_plane is not None and not topology and parts.control_plane is None:
         problem = (
             f"cluster {parts.key} has no control plane object: create or delete its Machines "
@@ -57,13 +77,13 @@ def plan_scale(parts: Parts, deployments: Iterable[Obj], scale: Scale) -> Plan:
     checks = [
         *check_controllers(parts),
         *_control_plane_checks(parts, scale),
-        *_pool_checks(parts, chosen),
+        *_pool_checks(parts, pool_changes),
     ]
     plan_patches = _patch_topology if topology else _patch_objects
-    return Plan(parts.key, tuple(plan_patches(parts, scale, chosen)), tuple(checks))
+    return Plan(parts.key, tuple(plan_patches(parts, scale, pool_changes)), tuple(checks))
 
 
-def is_scaled(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, scale: Scale) -> bool:
+def is_scaled(parts: Parts, deployments: Sequence[Obj], cluster: Cluster, scale: Scale) -> bool:
     """Whether the cluster has these numbers of machines, and all of them work.
 
     :param parts: the objects of the cluster
@@ -71,35 +91,31 @@ def is_scaled(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, scale:
     :param cluster: its model
     :param scale: the numbers
     """
-    deployments = list(deployments)
     if plan_scale(parts, deployments, scale).changes:
         return False
 
     control_plane = None
-    pools = {}
+    replicas_by_deployment = {}
     for group in cluster.groups:
         if group.kind == "MachineDeployment":
-            pools[group.name] = group.replicas
+            replicas_by_deployment[group.name] = group.replicas
         else:
             control_plane = group.replicas
 
-    names = {_deployment(obj).name: str(obj["metadata"]["name"]) for obj in deployments}
-    existing = list(names.values())
-    numbers = {}
-    for pool, number in scale.workers.items():
-        name = names.get(pool, "")
-        if not name and existing:
-            # An empty name means the only pool.
-            name = existing[0]
-        numbers[name] = number
+    def has_number(replicas: Replicas | None, number: int) -> bool:
+        return replicas is not None and replicas.complete and replicas.desired == number
 
-    targets = [(pools.get(name), number) for name, number in numbers.items()]
-    if scale.control_plane is not None:
-        targets.append((control_plane, scale.control_plane))
-    return all(
-        replicas and replicas.complete and replicas.desired == number
-        for replicas, number in targets
-    )
+    if scale.control_plane is not None and not has_number(control_plane, scale.control_plane):
+        return False
+    deployment_by_pool = {_deployment(obj).name: key_of(obj).name for obj in deployments}
+    for pool, number in scale.workers.items():
+        name = deployment_by_pool.get(pool, "")
+        # An empty name means the only pool.
+        if not pool and deployments:
+            name = key_of(deployments[0]).name
+        if not has_number(replicas_by_deployment.get(name), number):
+            return False
+    return True
 
 
 def numbers(cluster: Cluster) -> str:
@@ -124,52 +140,49 @@ def growth(plan: Plan) -> int:
 
 
 def growing_devices(
-    parts: Parts, deployments: Iterable[Obj], scale: Scale, templates: Mapping[Key, Obj]
+    parts: Parts, deployments: Sequence[Obj], scale: Scale, templates: Mapping[Key, Obj]
 ) -> list[Counter[str]]:
     """Return the devices of each additional machine, by resource. Raises `ChangeError`.
 
     :param templates: the HarvesterMachineTemplates of pools without machines, as far as known
     """
     devices = []
-    for growth, machines, template in _growing_pools(parts, deployments, scale):
-        samples = machines
-        if not machines and template is not None and template in templates:
-            samples = [templates[template]]
-        devices += devices_of_machines(samples, growth)
+    for growth in _growths(parts, deployments, scale):
+        samples = growth.machines
+        if not samples and growth.template and growth.template in templates:
+            samples = [templates[growth.template]]
+        devices += devices_of_machines(samples, growth.number)
     return devices
 
 
-def templates_of_empty_pools(parts: Parts, deployments: Iterable[Obj], scale: Scale) -> list[Key]:
+def templates_of_empty_pools(parts: Parts, deployments: Sequence[Obj], scale: Scale) -> list[Key]:
     """Return the HarvesterMachineTemplates of pools that grow and have no machine yet.
 
     Raises `ChangeError`.
     """
-    growing = _growing_pools(parts, deployments, scale)
-    return [template for _, machines, template in growing if template and not machines]
+    growths = _growths(parts, deployments, scale)
+    return [growth.template for growth in growths if growth.template and not growth.machines]
 
 
-def _growing_pools(
-    parts: Parts, deployments: Iterable[Obj], scale: Scale
-) -> Iterator[tuple[int, list[Obj], Key | None]]:
-    """Yield for each pool that grows the number, its HarvesterMachines, and their template."""
-    deployments = list(deployments)
+def _growths(parts: Parts, deployments: Sequence[Obj], scale: Scale) -> Iterator[_Growth]:
+    """Yield the growth of the control plane, and of each pool. Raises `ChangeError`."""
     topology = at(parts.cluster, "spec", "topology")
     before = at(topology, "controlPlane", "replicas")
     if not topology:
         before = at(parts.control_plane, "spec", "replicas")
-    growth = (scale.control_plane or 0) - int(before or 0)
-    if growth > 0:
-        yield growth, servers_of(parts), None
+    additional = (scale.control_plane or 0) - int(before or 0)
+    if additional > 0:
+        yield _Growth(additional, servers_of(parts))
 
-    pools = [*_topology_pools(topology)] if topology else [*map(_deployment, deployments)]
     objects = {_deployment(obj).name: obj for obj in deployments}
-    for pool, number in _choose_pools(pools, scale.workers, parts):
-        growth = number - int(pool.replicas or 0)
+    for pool, number in _pool_changes(parts, deployments, scale):
+        additional = number - int(pool.replicas or 0)
         obj = objects.get(pool.name)
-        if growth > 0 and obj is not None:
+        # A pool of a new topology may have no MachineDeployment yet.
+        if additional > 0 and obj is not None:
             _, name = clusterapi.infrastructure_ref(dict_at(obj, "spec", "template"))
             template = Key(key_of(obj).namespace, name) if name else None
-            yield growth, workers_of(parts, obj), template
+            yield _Growth(additional, workers_of(parts, obj), template)
 
 
 def servers_of(parts: Parts) -> list[Obj]:
@@ -192,6 +205,7 @@ def workers_of(parts: Parts, deployment: Obj) -> list[Obj]:
 
 
 def _infrastructure(parts: Parts, machines: Iterable[Obj]) -> list[Obj]:
+    """Return the HarvesterMachines of Machines, as far as they exist."""
     return [obj for machine in machines if (obj := parts.harvester_machine_of(machine))]
 
 
@@ -205,22 +219,23 @@ def _deployment(obj: Obj) -> _Pool:
     return _Pool(name, obj, at(obj, "spec", "replicas"))
 
 
-def _choose_pools(
-    pools: list[_Pool], numbers: Mapping[str, int], parts: Parts
-) -> list[tuple[_Pool, int]]:
+def _pool_changes(parts: Parts, deployments: Sequence[Obj], scale: Scale) -> list[_PoolChange]:
     """Return the pools with their new numbers. Raises `ChangeError` for unknown pools."""
+    topology = at(parts.cluster, "spec", "topology")
+    pools = [*_topology_pools(topology)] if topology else [*map(_deployment, deployments)]
     problems = []
-    chosen = []
-    for name, number in numbers.items():
+    changes = []
+    for name, number in scale.workers.items():
+        # An empty name means the only pool, and is ambiguous if there are several.
         matching = [pool for pool in pools if name in ("", pool.name)]
         if len(matching) == 1:
-            chosen.append((matching[0], number))
+            changes.append(_PoolChange(matching[0], number))
         else:
             problems.append(_unknown_pool(pools, name, number, parts))
 
     if problems:
         raise ChangeError(problems)
-    return chosen
+    return changes
 
 
 def _unknown_pool(pools: list[_Pool], name: str, number: int, parts: Parts) -> str:
@@ -266,10 +281,10 @@ def _control_plane_checks(parts: Parts, scale: Scale) -> Iterator[Check]:
         yield ok("quorum", subject, message)
 
 
-def _pool_checks(parts: Parts, chosen: Iterable[tuple[_Pool, int]]) -> Iterator[Check]:
+def _pool_checks(parts: Parts, pool_changes: Iterable[_PoolChange]) -> Iterator[Check]:
     """Warn of pools that the autoscaler scales, and of pools that will be empty."""
     subject = f"Cluster {parts.key}"
-    for pool, number in chosen:
+    for pool, number in pool_changes:
         annotations = dict_at(pool.obj, "metadata", "annotations")
         minimum = annotations.get(names.AUTOSCALER_MIN_SIZE)
         maximum = annotations.get(names.AUTOSCALER_MAX_SIZE)
@@ -294,7 +309,9 @@ def _pool_checks(parts: Parts, chosen: Iterable[tuple[_Pool, int]]) -> Iterator[
             )
 
 
-def _patch_topology(parts: Parts, scale: Scale, chosen: list[tuple[_Pool, int]]) -> Iterator[Patch]:
+def _patch_topology(
+    parts: Parts, scale: Scale, pool_changes: Iterable[_PoolChange]
+) -> Iterator[Patch]:
     """Yield one patch of the Cluster.
 
     Cluster API would revert changes of the objects that it created from the topology.
@@ -310,7 +327,7 @@ def _patch_topology(parts: Parts, scale: Scale, chosen: list[tuple[_Pool, int]])
         body["controlPlane"] = {"replicas": after}
         changes.append(_change(name, "spec.topology.controlPlane.replicas", before, after))
 
-    different = [(pool, number) for pool, number in chosen if pool.replicas != number]
+    different = [change for change in pool_changes if change.pool.replicas != change.number]
     if different:
         # A merge patch replaces a whole list. The resourceVersion protects its other entries.
         pools = copy.deepcopy(topology["workers"]["machineDeployments"])
@@ -324,17 +341,18 @@ def _patch_topology(parts: Parts, scale: Scale, chosen: list[tuple[_Pool, int]])
         yield patch_of(parts.cluster, {"spec": {"topology": body}}, changes)
 
 
-def _patch_objects(parts: Parts, scale: Scale, chosen: list[tuple[_Pool, int]]) -> Iterator[Patch]:
+def _patch_objects(
+    parts: Parts, scale: Scale, pool_changes: Iterable[_PoolChange]
+) -> Iterator[Patch]:
     """Yield the patches of the control plane and of MachineDeployments."""
-    targets = [(pool.obj, pool.replicas, number) for pool, number in chosen]
+    targets = [(pool.obj, number) for pool, number in pool_changes]
     if scale.control_plane is not None and parts.control_plane is not None:
-        replicas = at(parts.control_plane, "spec", "replicas")
-        targets.insert(0, (parts.control_plane, replicas, scale.control_plane))
+        targets.insert(0, (parts.control_plane, scale.control_plane))
 
-    for obj, before, after in targets:
+    for obj, after in targets:
+        before = at(obj, "spec", "replicas")
         if before != after:
-            name = f"{obj['kind']} {obj['metadata']['namespace']}/{obj['metadata']['name']}"
-            change = _change(name, "spec.replicas", before, after)
+            change = _change(f"{obj['kind']} {key_of(obj)}", "spec.replicas", before, after)
             yield patch_of(obj, {"spec": {"replicas": after}}, [change])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from caphv.api.object import Key
 from caphv.runtime.client import ApiClient
@@ -60,33 +61,35 @@ async def plan_with_checks(
     machines = list(parts.harvester_machines.values())
     size = size_of(parts, machines, harvester)
     demand = Demand(surge(parts, deployments), size, surging_devices(parts, deployments))
-    limits, surroundings = await _read_surroundings(answer, parts)
-    charts = check_charts(parts, version, limits)
-    objects = check_objects(parts, surroundings, version)
+    surroundings = await _read_surroundings(answer, parts)
+    charts = check_charts(parts, version, surroundings.limits)
+    objects = check_objects(parts, surroundings.objects, version)
     step("reading the workload cluster")
     budgets = await disruption_checks(client, plan.cluster)
     room = check_room(parts, harvester, demand)
     return replace(plan, checks=(*plan.checks, *charts, *objects, *room, *budgets))
 
 
-async def _read_surroundings(
-    answer: Answer, parts: Parts
-) -> tuple[ChartLimits | None, HarvesterObjects | None]:
-    """Read which charts the Harvester of a cluster takes, and what machines may name there.
+class _Surroundings(NamedTuple):
+    """Which charts a Harvester takes, and what machines may name there; None if not read."""
 
-    The answers are None if it does not answer.
-    """
+    limits: ChartLimits | None = None
+    objects: HarvesterObjects | None = None
+
+
+async def _read_surroundings(answer: Answer, parts: Parts) -> _Surroundings:
+    """Read the Harvester of a cluster. Nothing is read if the Harvester does not answer."""
     account = answer.harvesters.account_of(parts.harvester_cluster or {})
     if account is None:
-        return None, None
+        return _Surroundings()
     try:
         async with answering_client(
             account.kubeconfig, "harvester", HARVESTER_SECONDS
         ) as harvester:
             objects = await read_harvester(harvester, (), surroundings=True)
-            return await read_chart_limits(harvester), objects
+            return _Surroundings(await read_chart_limits(harvester), objects)
     except (RequestError, KubeconfigError, TimeoutError):
-        return None, None
+        return _Surroundings()
 
 
 @dataclass(frozen=True, slots=True)

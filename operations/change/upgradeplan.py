@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from caphv.api import remedies
 from caphv.api.bootimage import PENDING_IMPORTS, qualified
@@ -75,7 +76,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The number of machines that have the wanted version and work."""
+    """The number of machines that have the target version and work."""
 
     done: int
     total: int
@@ -85,7 +86,21 @@ class Progress:
         return f"{self.done} of {self.total} machines"
 
 
-def plan_upgrade(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, wanted: str) -> Plan:
+class _Surge(NamedTuple):
+    """The number of machines that a rollout adds at a time, and HarvesterMachines like them."""
+
+    number: int
+    machines: list[Obj]
+
+
+class _Patches(NamedTuple):
+    """The patches to make now, and the patches that must wait."""
+
+    due: list[Patch]
+    later: Sequence[Patch] = ()
+
+
+def plan_upgrade(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, target: str) -> Plan:
     """Return the next patches; without a topology, workers follow their control plane.
 
     Raises `ChangeError` if this cluster cannot have such a version.
@@ -93,7 +108,7 @@ def plan_upgrade(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, wan
     :param parts: the objects of the cluster
     :param deployments: its MachineDeployments
     :param cluster: its model
-    :param wanted: the version
+    :param target: the version
     """
     if is_of_rancher(parts):
         problem = (
@@ -102,55 +117,55 @@ def plan_upgrade(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, wan
         )
         raise ChangeError([problem])
 
-    version = Version.parse(wanted)
+    version = Version.parse(target)
     kind = text_at(parts.control_plane, "kind")
     if version is None:
         problem = f"not a version of Kubernetes; write it like {_example(kind)}"
-        raise ChangeError([f"--version {wanted}: {problem}"])
+        raise ChangeError([f"--version {target}: {problem}"])
     suffix, name = _DISTRIBUTIONS.get(kind, (version.distribution, ""))
     if version.distribution != suffix:
         problem = f"cluster {parts.key} runs {name}; write it like {_example(kind)}"
-        raise ChangeError([f"--version {wanted}: {problem}"])
+        raise ChangeError([f"--version {target}: {problem}"])
 
-    patches, later = _patches(parts, deployments, cluster, wanted)
-    checks = [*check_controllers(parts), *_skew(parts, cluster, wanted, version)]
-    if patches:
-        checks += [*check_health(cluster), *_check_images(parts, wanted), *_check_backups(parts)]
-    pending = tuple(change for patch in later for change in patch.changes)
-    return Plan(parts.key, tuple(patches), tuple(checks), pending)
+    rollout = _patches(parts, deployments, cluster, target)
+    checks = [*check_controllers(parts), *_check_skew(parts, cluster, target, version)]
+    if rollout.due:
+        checks += [*check_health(cluster), *_check_images(parts, target), *_check_backups(parts)]
+    pending = tuple(change for patch in rollout.later for change in patch.changes)
+    return Plan(parts.key, tuple(rollout.due), tuple(checks), pending)
 
 
 def surge(parts: Parts, deployments: Iterable[Obj]) -> int:
     """Return the largest number of machines that a rollout adds at a time."""
-    return max(number for number, _ in _surges(parts, deployments))
+    return max(surge.number for surge in _surges(parts, deployments))
 
 
 def surging_devices(parts: Parts, deployments: Iterable[Obj]) -> list[list[Counter[str]]]:
     """Return the devices of the machines that the rollout of each pool adds at a time."""
     surges = _surges(parts, deployments)
-    return [devices_of_machines(machines, number) for number, machines in surges]
+    return [devices_of_machines(surge.machines, surge.number) for surge in surges]
 
 
-def _surges(parts: Parts, deployments: Iterable[Obj]) -> Iterator[tuple[int, list[Obj]]]:
-    """Yield how many machines the rollout of each pool adds, and its HarvesterMachines."""
+def _surges(parts: Parts, deployments: Iterable[Obj]) -> Iterator[_Surge]:
+    """Yield the surge of the control plane, and of each MachineDeployment."""
     spec = dict_at(parts.control_plane, "spec")
     value = at(strategy_of(spec), "rollingUpdate", "maxSurge")
-    yield surge_of(int(spec.get("replicas") or 1), value), servers_of(parts)
+    yield _Surge(surge_of(int(spec.get("replicas") or 1), value), servers_of(parts))
 
     for deployment in deployments:
         spec = deployment.get("spec") or {}
         value = at(strategy_of(spec), "rollingUpdate", "maxSurge")
         number = surge_of(int(spec.get("replicas") or 0), value)
-        yield number, workers_of(parts, deployment)
+        yield _Surge(number, workers_of(parts, deployment))
 
 
-def progress(parts: Parts, cluster: Cluster, wanted: str) -> Progress:
+def progress(parts: Parts, cluster: Cluster, target: str) -> Progress:
     """Return the progress of an upgrade.
 
     A machine is done when it has the version, a working Node, and no successor.
     """
     machines = [machine for machine in cluster.machines if not machine.deleting]
-    done = sum(machine.version == wanted and machine.ready for machine in machines)
+    done = sum(machine.version == target and machine.ready for machine in machines)
 
     # A rollout is not complete before its old machines are deleted.
     replicas = (cluster.control_plane, cluster.workers)
@@ -162,69 +177,58 @@ def progress(parts: Parts, cluster: Cluster, wanted: str) -> Progress:
     return Progress(done, max(total, len(machines)), complete)
 
 
-def _patches(
-    parts: Parts, deployments: Iterable[Obj], cluster: Cluster, wanted: str
-) -> tuple[list[Patch], list[Patch]]:
-    """Return the patches to make now, and the patches that must wait.
+def _patches(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, target: str) -> _Patches:
+    """Return the patches of an upgrade.
 
-    Workers wait because kubelets must not be newer than their API server.
+    Workers wait, because kubelets must not be newer than their API server.
 
     :param parts: the objects of the cluster
     :param deployments: its MachineDeployments
     :param cluster: its model
-    :param wanted: the version
+    :param target: the version
     """
     topology = parts.cluster["spec"].get("topology")
     if topology is not None:
         before = str(topology.get("version") or "")
-        change = Change(f"Cluster {parts.key}", "spec.topology.version", before, wanted)
-        patch = patch_of(parts.cluster, {"spec": {"topology": {"version": wanted}}}, [change])
-        due = [patch] if before != wanted else []
-        return due, []
+        change = Change(f"Cluster {parts.key}", "spec.topology.version", before, target)
+        patch = patch_of(parts.cluster, {"spec": {"topology": {"version": target}}}, [change])
+        return _Patches([patch] if before != target else [])
 
     # Without a topology, only this command keeps the order.
-    workers = list(_worker_patches(deployments, wanted))
+    workers = list(_worker_patches(deployments, target))
     control_plane = parts.control_plane
     before = text_at(control_plane, "spec", "version")
-    if control_plane is not None and before != wanted:
-        change = Change(_name(control_plane), "spec.version", before, wanted)
-        return [patch_of(control_plane, {"spec": {"version": wanted}}, [change])], workers
-    if is_control_plane_upgraded(cluster, wanted):
-        return workers, []
-    return [], workers
+    if control_plane is not None and before != target:
+        change = Change(_name(control_plane), "spec.version", before, target)
+        patch = patch_of(control_plane, {"spec": {"version": target}}, [change])
+        return _Patches([patch], workers)
+    if is_control_plane_upgraded(cluster, target):
+        return _Patches(workers)
+    return _Patches([], workers)
 
 
-def _worker_patches(deployments: Iterable[Obj], wanted: str) -> Iterator[Patch]:
+def _worker_patches(deployments: Iterable[Obj], target: str) -> Iterator[Patch]:
     for obj in deployments:
         before = text_at(obj, "spec", "template", "spec", "version")
-        if before != wanted:
-            change = Change(_name(obj), "spec.template.spec.version", before, wanted)
-            yield patch_of(obj, {"spec": {"template": {"spec": {"version": wanted}}}}, [change])
+        if before != target:
+            change = Change(_name(obj), "spec.template.spec.version", before, target)
+            yield patch_of(obj, {"spec": {"template": {"spec": {"version": target}}}}, [change])
 
 
-def is_control_plane_upgraded(cluster: Cluster, wanted: str) -> bool:
+def is_control_plane_upgraded(cluster: Cluster, target: str) -> bool:
     """Whether all control plane machines have a version and work."""
     machines = [machine for machine in cluster.machines if machine.control_plane]
     return cluster.control_plane.complete and all(
-        machine.version == wanted and machine.ready and not machine.deleting for machine in machines
+        machine.version == target and machine.ready and not machine.deleting for machine in machines
     )
 
 
-def _check_images(parts: Parts, wanted: str) -> Iterator[Check]:
+def _check_images(parts: Parts, target: str) -> Iterator[Check]:
     """Check that declared images for the version are imported: a rollout would stop without them.
 
     Images that no HarvesterCluster declares are not known here; `caphv plan` asks Harvester.
     """
-    spec = dict_at(parts.harvester_cluster, "spec")
-    target = str(spec.get("targetNamespace") or "")
-    declared = imports_of(spec)
-    needed = {
-        qualified(image.text, target)
-        for machine in parts.harvester_machines.values()
-        for volume in list_at(machine, "spec", "volumes")
-        for image in looked_up((), volume.get("imageLookup"), wanted)
-    }
-    needed &= declared
+    needed = _declared_images(parts, target)
     if not needed:
         return
 
@@ -246,11 +250,25 @@ def _check_images(parts: Parts, wanted: str) -> Iterator[Check]:
         detail = f"{', '.join(sorted(concerned))} cannot be imported: {message}"
         yield Check("images", subject, Result.ERROR, message=detail, remedy=remedy)
     elif " more" in message or any(_part_about(image, message) for image in needed):
-        # The message leaves out some of many images, so that these may not be imported.
+        # The message names the images that are not imported, and leaves out some of many. So an
+        # image that it does not name may not be imported either.
         remedy = "Wait for it, or new machines will"
         yield Check("images", subject, Result.WARNING, message=message, remedy=remedy)
     else:
         yield ok("images", subject, f"imported: {named}")
+
+
+def _declared_images(parts: Parts, target: str) -> set[str]:
+    """Return the images that machines need at a version and the HarvesterCluster declares."""
+    spec = dict_at(parts.harvester_cluster, "spec")
+    namespace = str(spec.get("targetNamespace") or "")
+    needed = {
+        qualified(image.text, namespace)
+        for machine in parts.harvester_machines.values()
+        for volume in list_at(machine, "spec", "volumes")
+        for image in looked_up((), volume.get("imageLookup"), target)
+    }
+    return needed & imports_of(spec)
 
 
 def _check_backups(parts: Parts) -> Iterator[Check]:
@@ -284,46 +302,45 @@ def _has_failed(image: str, condition: Obj) -> bool:
     return is_failure and bool(part) and not part.startswith(PENDING_IMPORTS)
 
 
-def _skew(parts: Parts, cluster: Cluster, wanted: str, version: Version) -> Iterator[Check]:
+def _check_skew(parts: Parts, cluster: Cluster, target: str, version: Version) -> Iterator[Check]:
     """Check that the version may follow the versions of the cluster and its machines.
 
     :param parts: the objects of the cluster
     :param cluster: its model
-    :param wanted: the version as text
+    :param target: the version as text
     :param version: the version
     """
     current = Version.parse(cluster.version)
     if current is None:
         return
-    parsed = {text: Version.parse(text) for text in cluster.versions}
     outdated = [
         text
-        for text, machine in parsed.items()
-        if machine and version.minor - machine.minor > _SKEW
+        for text in cluster.versions
+        if (parsed := Version.parse(text)) and version.minor - parsed.minor > _SKEW
     ]
 
     if version < current:
         message = (
-            f"{wanted} is older than {cluster.version}: etcd and API objects cannot be downgraded"
+            f"{target} is older than {cluster.version}: etcd and API objects cannot be downgraded"
         )
         remedy = "Restore a backup instead, or choose a later version"
     elif version.minor > current.minor + 1 or version.major != current.major:
-        message = f"from {cluster.version} to {wanted} skips a minor version"
+        message = f"from {cluster.version} to {target} skips a minor version"
         remedy = f"Upgrade to the latest v{current.major}.{current.minor + 1} first"
     elif outdated:
         message = (
             f"machines of {', '.join(outdated)} are more than {_SKEW} minor versions older than "
-            f"{wanted}"
+            f"{target}"
         )
         remedy = f"Upgrade these machines first: {remedies.TREE(ref=parts.key)}"
-    elif len(cluster.versions) > 1 and cluster.version != wanted:
+    elif len(cluster.versions) > 1 and cluster.version != target:
         message = (
             f"machines have different versions ({', '.join(cluster.versions)}): an upgrade is "
             "under way"
         )
         remedy = f"Wait for it: {remedies.WAIT_FOR_UPGRADE(ref=parts.key, version=cluster.version)}"
     else:
-        yield ok("version", f"Cluster {parts.key}", f"{wanted} may follow {cluster.version}")
+        yield ok("version", f"Cluster {parts.key}", f"{target} may follow {cluster.version}")
         return
     yield Check("version", f"Cluster {parts.key}", Result.ERROR, message=message, remedy=remedy)
 

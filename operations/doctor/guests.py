@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from caphv.api import clusterapi, ippool
 from caphv.api.bootimage import qualified
@@ -176,7 +177,7 @@ def _check(
     """
     subject = f"Guest {key}"
     names = sorted(key_of(machine).name for machine in machines)
-    networks, _ = _networks(machines, namespace)
+    networks = _networks(machines, namespace).common
     first = next(iter(networks), "")
     pool = pool_of_guest(objects.pools, first, namespace, key.name)
 
@@ -213,8 +214,15 @@ def _selects_network(objects: HarvesterObjects, name: str) -> bool:
     return any(at(pool, "spec", "selector", "network") for pool in pools)
 
 
-def _networks(machines: Iterable[Obj], namespace: str) -> tuple[list[str], list[str]]:
-    """Return the VM networks that all machines have, in their order, and all others.
+class _Networks(NamedTuple):
+    """The VM networks that all machines have, in their order, and those that only some have."""
+
+    common: list[str]
+    partial: list[str]
+
+
+def _networks(machines: Iterable[Obj], namespace: str) -> _Networks:
+    """Return the VM networks of machines.
 
     The cloud provider accepts those that are the same interface of all VMs of a guest
     (harvester/cloud-provider-harvester 38cd463, pkg/utils/vmi.go, `GetCommonVMINADs`).
@@ -232,4 +240,4 @@ def _networks(machines: Iterable[Obj], namespace: str) -> tuple[list[str], list[
     # Harvester takes the first network of any VM if a Service names none.
     if every and every[0] not in common:
         common = [every[0], *common]
-    return common, [network for network in every if network not in common]
+    return _Networks(common, [network for network in every if network not in common])

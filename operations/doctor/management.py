@@ -14,7 +14,7 @@ from caphv.api.supported import support
 from operations.doctor import extensions
 from operations.read.objects import Unseen, condition_of, time_of
 from operations.status.check import Check, Result, ok, skipped
-from operations.status.provider import is_released
+from operations.status.provider import is_released, start_sandbox
 
 SUBJECT = "management cluster"
 _SOON = timedelta(days=7)
@@ -35,6 +35,8 @@ class ManagementFacts:
     deployment: Obj | None = None
     has_namespace: bool = False
     """Whether the provider's namespace is known to exist; read only without its Deployment."""
+    sandbox: str = ""
+    """Folder of the sandbox that runs the provider; read with its namespace."""
     lease: Obj | None = None
     other_leases: list[Obj] = field(default_factory=list)
     """Leases in other namespaces, of providers that manage all objects."""
@@ -189,6 +191,11 @@ def _check_absent_provider(facts: ManagementFacts, place: str, now: datetime) ->
         holder = text_at(facts.lease, "spec", "holderIdentity")
         return skipped("provider", SUBJECT, f"{place} does not exist: {holder} runs without it")
 
+    if facts.sandbox:
+        message = "the provider of the sandbox does not run: nothing manages the clusters"
+        remedy = start_sandbox(facts.sandbox)
+        return Check("provider", SUBJECT, Result.ERROR, message=message, remedy=remedy)
+
     message = f"{place} does not exist, although its namespace does: nothing manages the clusters"
     command = remedies.DESCRIBE_CAPIPROVIDERS(namespace=facts.namespace)
     remedy = (
@@ -221,6 +228,8 @@ def _check_lease(facts: ManagementFacts, now: datetime) -> Check:
         by = f" by {holder}" if spec.get("holderIdentity") else ""
         message = f"{lease} was renewed {int(age)} seconds ago{by}: no provider is active"
         remedy = f"Check whether the provider runs: {remedies.GET_PODS(namespace=facts.namespace)}"
+        if facts.sandbox:
+            remedy = start_sandbox(facts.sandbox)
         return Check("leader", SUBJECT, Result.ERROR, message=message, remedy=remedy)
     if age < -_LEASE_SECONDS:
         message = f"{lease} was renewed {int(-age)} seconds in the future: clocks differ"

@@ -35,8 +35,8 @@ _CLOCK_TOLERANCE = timedelta(seconds=60)
 
 def checks(
     objects: HarvesterObjects,
-    storage_classes: Iterable[Obj],
-    machines: Iterable[Obj],
+    storage_classes: list[Obj],
+    machines: list[Obj],
     subject: str,
     now: datetime,
 ) -> Iterator[Check]:
@@ -48,8 +48,6 @@ def checks(
     :param subject: the Harvester
     :param now: the current time
     """
-    machines = list(machines)
-    storage_classes = list(storage_classes)
     yield from _check_capacity(objects, subject)
     yield from _check_clocks(objects, subject, now)
     yield from _check_disk_errors(objects, subject)

@@ -38,11 +38,11 @@ from operations.read.accounts import namespace_of, read_credentials, read_permis
 from operations.read.harvester import read_harvester
 from operations.read.harvesterclient import HarvesterClient
 from operations.read.harvestersettings import read_deployment
-from operations.read.management import list_all, unseen
+from operations.read.management import list_all, text_without_server, unseen
 from operations.read.objects import ManagementObjects, target_namespaces
 from operations.read.owners import OwnerObjects, read_owners
 from operations.read.servers import HARVESTER_SECONDS, answering_client
-from operations.status.provider import newest_lease
+from operations.status.provider import newest_lease, sandbox_of
 
 _WEBHOOK_CONFIGURATION = "caphv-validating-webhook-configuration"
 _WEBHOOK_SERVICE = "caphv-webhook-service"
@@ -92,7 +92,9 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
     facts.absent_crds = [name for name, crd in zip(_CRDS, crds, strict=True) if crd is None]
 
     if facts.deployment is None:
-        facts.has_namespace = bool(await _get(client, facts, NAMESPACES, "", namespace))
+        obj = await _get(client, facts, NAMESPACES, "", namespace)
+        facts.has_namespace = bool(obj)
+        facts.sandbox = sandbox_of(obj)
 
     # A provider with a filter prefixes the name of its Lease with its share. It may be alive where
     # a removed provider has left its Lease behind.
@@ -236,7 +238,8 @@ async def _read_facts(
         facts.error = f"it rejects the credentials: {error}"
         facts.rejected = True
     except Unreachable as error:
-        facts.error = f"it is unreachable: {error}"
+        why = text_without_server(error, facts.kubeconfig.server)
+        facts.error = f"it is unreachable: {why}"
     except (ApiError, KubeconfigError) as error:
         facts.error = f"it refuses requests: {error}"
     except TimeoutError:

@@ -87,10 +87,10 @@ _BLOCK = re.compile(
 
 def replace_credentials(text: str) -> str:
     """Replace everything in a text that looks like a credential by `REMOVED`."""
-    text = _replace_private_keys(text)
+    redacted = _replace_private_keys(text)
     for pattern in _PATTERNS:
-        text = pattern.sub(rf"\g<1>{REMOVED}", text)
-    return text
+        redacted = pattern.sub(rf"\g<1>{REMOVED}", redacted)
+    return redacted
 
 
 def replace_blocks(text: str, is_secret: Callable[[str], bool]) -> str:

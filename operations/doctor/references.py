@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from caphv.api import clusterapi, remedies
 from caphv.api.counting import name_some
@@ -47,6 +48,13 @@ class References:
     storage_classes: list[Obj] = field(default_factory=list)
 
 
+class _Use(NamedTuple):
+    """An object that names something on Harvester, and the finding about it."""
+
+    obj: Obj
+    finding: Finding
+
+
 def checks(references: References, harvester: HarvesterObjects, subject: str) -> Iterator[Check]:
     """Yield an error for each absent or unfit object, and a success for each complete kind."""
     required = list(_requirements_of(references))
@@ -55,13 +63,13 @@ def checks(references: References, harvester: HarvesterObjects, subject: str) ->
     surroundings = Surroundings(CapacityObjects(harvester), storage_classes=classes)
 
     # Many machines name the same image, and share one check.
-    groups: dict[tuple[str, str, str], list[tuple[Obj, Finding]]] = {}
+    groups: dict[tuple[str, str, str], list[_Use]] = {}
     for obj, requirement in required:
         for finding in shortcomings(requirement, surroundings):
             key = (finding.rule, str(finding.value), finding.detail)
-            groups.setdefault(key, []).append((obj, finding))
-    for places in groups.values():
-        yield _check(references, places, subject)
+            groups.setdefault(key, []).append(_Use(obj, finding))
+    for uses in groups.values():
+        yield _check(references, uses, subject)
 
     wrong = {rule for rule, _, _ in groups}
     yield from _check_kinds(harvester, [requirement for _, requirement in required], wrong, subject)
@@ -102,11 +110,11 @@ def _cluster_of(obj: Obj) -> Key:
     return Key(key_of(obj).namespace, clusterapi.cluster_name(obj))
 
 
-def _check(references: References, places: list[tuple[Obj, Finding]], subject: str) -> Check:
+def _check(references: References, uses: list[_Use], subject: str) -> Check:
     """Return the check of a name that several objects have in common."""
-    obj, finding = places[0]
+    obj, finding = uses[0]
     kind = "HarvesterCluster" if obj in references.clusters else "HarvesterMachine"
-    names = list(dict.fromkeys(str(key_of(place)) for place, _ in places))
+    names = list(dict.fromkeys(str(key_of(use.obj)) for use in uses))
     message = f"{finding.value}: {finding.detail} ({kind} {name_some(names)}, {finding.field})"
     result = Result.WARNING if finding.advice else Result.ERROR
     return Check(
@@ -129,9 +137,9 @@ def _remedy(references: References, obj: Obj, kind: str, finding: Finding) -> st
     key = key_of(obj)
     cluster = _cluster_of(obj)
     # Cluster API reverts changes of the objects that it created from a topology.
-    if place := place_of(references.owners.get(cluster), str(finding.value)):
+    if variable := place_of(references.owners.get(cluster), str(finding.value)):
         command = remedies.EDIT_CLUSTER(cluster=cluster.name, namespace=cluster.namespace)
-        return f"To name another, correct {place}: {command}"
+        return f"To name another, correct {variable}: {command}"
 
     if kind == "HarvesterCluster":
         command = remedies.EDIT_OBJECT(

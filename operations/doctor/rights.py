@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product, starmap
 
@@ -123,9 +123,8 @@ def backup_rights(clusters: Iterable[Obj]) -> list[Right]:
     return sorted(right for role in roles for right in _role_rights(role, {_BACKUPS: namespaces}))
 
 
-def optional_flags(rights: Iterable[Right]) -> str:
+def optional_flags(rights: Collection[Right]) -> str:
     """Return the arguments of `caphv identity create` that grant rights to images and backups."""
-    rights = list(rights)
     namespaces = sorted({right.namespace for right in rights if right.resource == IMAGES.plural})
     flags = "".join(f" --import-images {namespace}" for namespace in namespaces)
     has_backups = any(right.resource == VM_BACKUPS.plural for right in rights)
@@ -133,16 +132,16 @@ def optional_flags(rights: Iterable[Right]) -> str:
 
 
 def _shipped_roles() -> list[Obj]:
+    """Read the roles for accounts on Harvester."""
     path = data.folder("deploy/harvester") / "clusterroles.yaml"
     return load_yaml_all(path.read_text(encoding="utf-8"))
 
 
-async def find_denied(client: ApiClient, rights: Iterable[Right]) -> list[Right]:
+async def find_denied(client: ApiClient, rights: Collection[Right]) -> list[Right]:
     """Ask Harvester which of these rights the client's account lacks.
 
     Raises `ApiError`, `Unreachable`.
     """
-    rights = list(rights)
     answers = await asyncio.gather(
         *(client.create(SELF_SUBJECT_ACCESS_REVIEWS, _review(right)) for right in rights)
     )

@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from caphv.api import names
 from caphv.api.counting import name_some
@@ -72,6 +72,13 @@ def value_of(objects: HarvesterObjects, name: str) -> Any:
     return None
 
 
+class _Bounds(NamedTuple):
+    """The first and the last address of a network, as numbers."""
+
+    first: int
+    last: int
+
+
 class Exceptions:
     """The entries of a `noProxy`: each is an address, a network, or `*` for everything.
 
@@ -80,12 +87,14 @@ class Exceptions:
     """
 
     def __init__(self, entries: Iterable[str]) -> None:
+        """Parse the entries."""
         stripped = {entry.strip() for entry in entries}
         self._has_everything = "*" in stripped
         networks = [network for entry in stripped if (network := _parse(entry))]
 
-        # Two halves of a network except it as well as the network itself.
-        self._ranges: dict[int, list[tuple[int, int]]] = {}
+        # Adjacent networks are collapsed, because two halves of a network except it as well as the
+        # network itself. The ranges are then apart and in order, which `cover` relies on.
+        self._ranges: dict[int, list[_Bounds]] = {}
         for version in (4, 6):
             same_family = [network for network in networks if network.version == version]
             collapsed = ipaddress.collapse_addresses(same_family)  # type: ignore[type-var]
@@ -93,10 +102,14 @@ class Exceptions:
 
     def cover(self, network: Network) -> bool:
         """Return whether the entries together except each address of a network."""
-        first, last = _bounds(network)
+        if self._has_everything:
+            return True
+
+        # Only the last range that does not begin after the network can contain it.
+        bounds = _bounds(network)
         ranges = self._ranges[network.version]
-        index = bisect.bisect(ranges, first, key=lambda bounds: bounds[0]) - 1
-        return self._has_everything or (index >= 0 and last <= ranges[index][1])
+        index = bisect.bisect(ranges, bounds.first, key=lambda candidate: candidate.first) - 1
+        return index >= 0 and bounds.last <= ranges[index].last
 
 
 @lru_cache(maxsize=16)
@@ -105,8 +118,9 @@ def _exceptions_of(listed: str) -> Exceptions:
     return Exceptions([*_BUILT_IN_EXCEPTIONS, *listed.split(",")])
 
 
-def _bounds(network: Network) -> tuple[int, int]:
-    return int(network.network_address), int(network.broadcast_address)
+def _bounds(network: Network) -> _Bounds:
+    """Return the bounds of a network."""
+    return _Bounds(int(network.network_address), int(network.broadcast_address))
 
 
 def _check_proxy(objects: HarvesterObjects, ingress: Obj | None, subject: str) -> Iterator[Check]:

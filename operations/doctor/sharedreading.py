@@ -21,7 +21,13 @@ from operations.doctor.harvesterfacts import MALFORMED, HarvesterFacts
 from operations.doctor.storage import Storage, selectors_of, used_classes
 from operations.read.management import list_all
 from operations.read.objects import HarvesterObjects
-from operations.read.servers import HARVESTER_SECONDS, SERVERS_AT_ONCE, answering_client, server_of
+from operations.read.servers import (
+    HARVESTER_SECONDS,
+    SERVERS_AT_ONCE,
+    Server,
+    answering_client,
+    server_of,
+)
 
 _LONGHORN_NAMESPACE = "longhorn-system"
 _ACCOUNTS_ASKED = 3
@@ -54,7 +60,7 @@ async def read_shared(harvesters: Iterable[HarvesterFacts]) -> None:
 
     :param harvesters: what was read by each identity; those without an answer stay as they are
     """
-    groups: dict[tuple[str, str], list[_Identity]] = defaultdict(list)
+    groups: dict[Server, list[_Identity]] = defaultdict(list)
     for facts in harvesters:
         if facts.kubeconfig and facts.objects is not None:
             identity = _Identity(facts, facts.kubeconfig, facts.objects)
@@ -71,8 +77,8 @@ async def _read_group(group: Sequence[_Identity], servers: asyncio.Semaphore) ->
     :param servers: limits how many Harvesters are asked at once
     """
     all_facts = [identity.facts for identity in group]
-    known = _listed_settings(group)
-    unread = [] if known else list(settings.READ)
+    setting_objects = _listed_settings(group)
+    unread = [] if setting_objects else list(settings.READ)
     best = StorageAnswer(Storage(), [f"list {STORAGE_CLASSES}"])
     for identity in group[:_ACCOUNTS_ASKED]:
         if not unread and not best.unlisted:
@@ -86,15 +92,16 @@ async def _read_group(group: Sequence[_Identity], servers: asyncio.Semaphore) ->
             ):
                 answer = await read_settings(harvester, unread)
                 unread = answer.unread
-                known += answer.settings
+                setting_objects += answer.settings
                 if best.unlisted:
-                    best = min(best, await read_storage(harvester, all_facts), key=_missing_part)
+                    storage = await read_storage(harvester, all_facts)
+                    best = min(best, storage, key=_missing_part)
         except (RequestError, KubeconfigError, TimeoutError, *MALFORMED):
             continue
 
     missing = [f"get settings {', '.join(unread)}"] if unread else []
     for identity in group:
-        identity.objects.settings = known
+        identity.objects.settings = setting_objects
         identity.facts.storage = best.storage
         identity.facts.unread = [*missing, *best.unlisted]
 
@@ -112,26 +119,24 @@ def _listed_settings(group: Iterable[_Identity]) -> list[Obj]:
     return []
 
 
-async def read_settings(harvester: ApiClient, wanted: Iterable[str]) -> SettingsAnswer:
+async def read_settings(harvester: ApiClient, setting_names: Sequence[str]) -> SettingsAnswer:
     """Read settings one by one, because accounts that may not list all of them may get some.
 
-    :param harvester: client of the Harvester
-    :param wanted: names of settings
+    A Harvester of another release may lack a setting, which then is neither read nor unread.
     """
+    settings_read = []
+    refused = set()
 
-    async def read(name: str) -> Obj | str | None:
+    async def read(name: str) -> None:
         try:
-            return await harvester.get(resources.HARVESTER_SETTINGS, name)
+            settings_read.append(await harvester.get(resources.HARVESTER_SETTINGS, name))
         except NotFound:
-            return None
+            pass
         except ApiError:
-            return name
+            refused.add(name)
 
-    answers = await asyncio.gather(*map(read, wanted))
-    return SettingsAnswer(
-        [answer for answer in answers if isinstance(answer, dict)],
-        [answer for answer in answers if isinstance(answer, str)],
-    )
+    await asyncio.gather(*map(read, setting_names))
+    return SettingsAnswer(settings_read, [name for name in setting_names if name in refused])
 
 
 async def read_storage(harvester: ApiClient, group: Iterable[HarvesterFacts]) -> StorageAnswer:

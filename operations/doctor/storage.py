@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from caphv.api.counting import counted, name_some
 from caphv.api.names import LONGHORN_DRIVER
@@ -88,13 +88,21 @@ def used_classes(
     return sorted(of_longhorn, key=lambda obj: str(obj["metadata"]["name"]))
 
 
-def selectors_of(storage_class: Obj) -> tuple[set[str], set[str]]:
-    """Return the tags of nodes and of disks that replicas of a StorageClass need."""
-    node, disk = (
-        {tag.strip() for tag in _parameter(storage_class, name).split(",") if tag.strip()}
-        for name in ("nodeSelector", "diskSelector")
-    )
-    return node, disk
+class Selectors(NamedTuple):
+    """The tags of nodes and of disks that replicas of a StorageClass need."""
+
+    nodes: set[str]
+    disks: set[str]
+
+
+def selectors_of(storage_class: Obj) -> Selectors:
+    """Return the tags that a StorageClass selects."""
+
+    def tags(parameter: str) -> set[str]:
+        texts = _parameter(storage_class, parameter).split(",")
+        return {text.strip() for text in texts if text.strip()}
+
+    return Selectors(tags("nodeSelector"), tags("diskSelector"))
 
 
 def _check_locality(storage_class: Obj, subject: str) -> Iterator[Check]:
@@ -230,8 +238,18 @@ def _check_trim(machines: Sequence[Obj], deployment: Obj | None, subject: str) -
         yield Check("fstrim", subject, Result.WARNING, message=message, remedy=remedy)
 
 
-def _jobs_of(storage_class: Obj, jobs: list[Obj]) -> tuple[list[Obj], list[str]]:
-    """Return the jobs that volumes of a StorageClass run, and selected names that do not exist."""
+class _Jobs(NamedTuple):
+    """The jobs that volumes of a StorageClass run, and selected names that do not exist."""
+
+    running: list[Obj]
+    missing: list[str]
+
+
+def _jobs_of(storage_class: Obj, jobs: list[Obj]) -> _Jobs:
+    """Return the jobs that a StorageClass selects; without a selector, those of Longhorn's default.
+
+    Longhorn adds a volume that selects nothing to the default group.
+    """
     by_name = {str(job["metadata"]["name"]): job for job in jobs}
     selected: dict[str, Obj] = {}
     missing = []
@@ -249,7 +267,7 @@ def _jobs_of(storage_class: Obj, jobs: list[Obj]) -> tuple[list[Obj], list[str]]
 
     if not selected and not missing:
         selected = {key: job for key, job in by_name.items() if _DEFAULT_GROUP in _groups_of(job)}
-    return list(selected.values()), sorted(missing)
+    return _Jobs(list(selected.values()), sorted(missing))
 
 
 def _job_selector(storage_class: Obj) -> list[dict[str, Any]]:

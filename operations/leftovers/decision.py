@@ -313,6 +313,7 @@ def _check_use_of_pool(
 
 
 def _owned(resource: Resource, obj: Obj, judgement: Judgement) -> OwnedObject:
+    """Return an object with the verdict on it, and with what its record says."""
     key = key_of(obj)
     guest = recorded_guest(obj)
     recorded = annotations_of(obj).get(names.OWNER_CLUSTER_ANNOTATION, "")

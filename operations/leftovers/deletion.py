@@ -148,8 +148,8 @@ class LeftoverDeleter:
         if being_deleted(obj):
             return True
 
-        if resource is VMS:
-            obj = await _keep_disks(client, obj)
+        # The version is that of the object which was checked, or of our own change of it.
+        checked = await _keep_disks(client, obj) if resource is VMS else obj
         if resource is SERVICE_ACCOUNTS:
             await self._unbind(key_of(obj))
         answer = await client.delete(
@@ -157,7 +157,7 @@ class LeftoverDeleter:
             leftover.name,
             leftover.namespace,
             uid=leftover.uid,
-            resource_version=str(obj["metadata"]["resourceVersion"]),
+            resource_version=str(checked["metadata"]["resourceVersion"]),
         )
         if answer is None:
             self._report_outcome(leftover, Outcome.DELETED)
@@ -259,35 +259,38 @@ class LeftoverDeleter:
         deadline = loop.time() + self._seconds
         remaining = list(requested)
         while remaining:
-            finalizers: dict[str, str] = {}
+            obstacles: dict[str, str] = {}
             for leftover in tuple(remaining):
-                obj = await self._find(resource, leftover)
-                if obj is None or uid_of(obj) != leftover.uid:
+                obstacle = await self._obstacle(resource, leftover)
+                if obstacle is None:
                     self._report_outcome(leftover, Outcome.DELETED)
                     remaining.remove(leftover)
-                    continue
-                keeping = ", ".join(obj["metadata"].get("finalizers") or ())
-                finalizers[leftover.subject] = f"finalizers {keeping}" if keeping else ""
+                else:
+                    obstacles[leftover.subject] = obstacle
             if loop.time() > deadline:
                 break
             if remaining:
                 await asyncio.sleep(_POLL_SECONDS)
         for leftover in remaining:
-            self._report_outcome(leftover, Outcome.DELETING, finalizers[leftover.subject])
+            self._report_outcome(leftover, Outcome.DELETING, obstacles[leftover.subject])
 
-    async def _find(self, resource: Resource, leftover: OwnedObject) -> Obj | None:
-        """Return an object; None if it was deleted.
+    async def _obstacle(self, resource: Resource, leftover: OwnedObject) -> str | None:
+        """Return what keeps an object, empty if that is not known; None once it is deleted.
 
-        If it cannot be read, it counts as existing, with the error in place of its finalizers.
+        An object that cannot be read counts as existing.
         """
+        client = self._harvester.of(leftover.namespace)
         try:
-            return await self._harvester.of(leftover.namespace).get(
-                resource, leftover.name, leftover.namespace
-            )
+            obj = await client.get(resource, leftover.name, leftover.namespace)
         except NotFound:
             return None
         except RequestError as error:
-            return {"metadata": {"uid": leftover.uid, "finalizers": [f"not seen: {error}"]}}
+            return f"not seen: {error}"
+
+        if uid_of(obj) != leftover.uid:
+            return None
+        finalizers = ", ".join(obj["metadata"].get("finalizers") or ())
+        return f"finalizers {finalizers}" if finalizers else ""
 
     async def _release_addresses(self, leftovers: LeftoverReport) -> None:
         """Release addresses that leaked or whose holders were deleted, and correct counts."""
@@ -332,5 +335,6 @@ async def _keep_disks(client: ApiClient, vm: Obj) -> Obj:
 
 
 def _is_account(subject: Obj, account: Key) -> bool:
+    """Whether a subject of a binding is this account."""
     names = (subject.get("kind"), subject.get("namespace"), subject.get("name"))
     return names == ("ServiceAccount", *account)

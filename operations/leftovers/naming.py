@@ -72,6 +72,7 @@ def has_generated_name(resource: Resource, name: str, owner: Owner) -> bool:
 
 
 def _is_of_machine(resource: Resource, name: str, owner: Owner) -> bool:
+    """Whether the provider gives this name to an object of a HarvesterMachine."""
     if resource is PERSISTENT_VOLUME_CLAIMS:
         return is_machine_pvc(owner.name, name)
     generated = {
@@ -82,6 +83,7 @@ def _is_of_machine(resource: Resource, name: str, owner: Owner) -> bool:
 
 
 def _is_of_cluster(resource: Resource, name: str, owner: Owner) -> bool:
+    """Whether the provider gives this name to an object of a HarvesterCluster."""
     if resource in (SERVICE_ACCOUNTS, CLUSTER_ROLE_BINDINGS):
         return _is_account(name, owner)
     if resource is SECRETS:

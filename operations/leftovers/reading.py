@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from caphv.api import resources
 from caphv.api.ippool import allocated, allocated_before, machine_holder
@@ -39,10 +40,17 @@ from operations.read.owners import OwnerObjects
 _MAX_CONCURRENT = 16
 
 
+class ReadState(NamedTuple):
+    """The objects on a Harvester, and what could not be read."""
+
+    state: HarvesterState
+    unseen: list[Unseen]
+
+
 async def read_state(
     harvester: HarvesterClient, owners: OwnerObjects, *, include_running: bool
-) -> tuple[HarvesterState, list[Unseen]]:
-    """Read the objects on a Harvester, and return them with what could not be read.
+) -> ReadState:
+    """Read the objects on a Harvester.
 
     Raises `ApiError`, `Unreachable` if the Harvester does not answer or IPPools cannot be read.
 
@@ -85,7 +93,7 @@ async def read_state(
         vm_namespaces=pools.vm_namespaces,
         include_running=include_running,
     )
-    return state, hidden
+    return ReadState(state, hidden)
 
 
 def _machine_names(pools: PoolObjects, objects: Mapping[Resource, list[Obj]]) -> set[Key]:
@@ -140,7 +148,7 @@ async def _read_backups(harvester: HarvesterClient, hidden: list[Unseen]) -> lis
     """
     refused: list[Unseen] = []
     backups, _ = await list_everywhere(harvester, resources.VM_BACKUPS, refused, metadata_only=True)
-    hidden += [item for item in refused if not item.forbidden and not item.not_found]
+    hidden.extend(item for item in refused if not item.forbidden and not item.not_found)
     return backups
 
 
@@ -164,7 +172,7 @@ async def _list_or_get(
     if all(item.forbidden for item in refused):
         why = "the account may list none: give --harvester-kubeconfig to see all"
         refused = [Unseen(f"{resource} of other names on Harvester", why, forbidden=True)]
-    hidden += refused
+    hidden.extend(refused)
     listed = set(map(key_of, objs))
     return [*objs, *await _get(harvester, resource, set(keys) - listed, hidden)]
 
@@ -181,6 +189,7 @@ async def _get(
     head = {"apiVersion": resource.api_version, "kind": resource.kind}
 
     async def read(key: Key) -> Obj | None:
+        """Read an object; None if it does not exist, or may not be read."""
         try:
             async with limit:
                 obj = await harvester.of(key.namespace).get(resource, key.name, key.namespace)

@@ -66,6 +66,20 @@ class Account:
         )
 
 
+class ReadAccounts(NamedTuple):
+    """The identities that were read, and why others cannot be used."""
+
+    accounts: list[Account]
+    unseen: list[Unseen]
+
+
+class TokenSecrets(NamedTuple):
+    """The Secrets with a token, and those that could not be read."""
+
+    sharing: list[str]
+    unread: list[str]
+
+
 @contextmanager
 def allow_insecure() -> Iterator[None]:
     """Accept kubeconfigs that do not verify their server while the block lasts."""
@@ -79,46 +93,48 @@ def allow_insecure() -> Iterator[None]:
 async def read_accounts(
     client: ApiClient,
     harvester_clusters: Iterable[Obj],
-    given: Mapping[Key, Obj] = MappingProxyType({}),
-) -> tuple[list[Account], list[Unseen]]:
-    """Read the identities of HarvesterClusters, by namespace and name, and why some are unseen.
+    secrets: Mapping[Key, Obj] = MappingProxyType({}),
+) -> ReadAccounts:
+    """Read the identities of HarvesterClusters, by namespace and name.
 
     :param client: client of the management cluster
     :param harvester_clusters: the HarvesterClusters whose identities are read
-    :param given: Secrets to use instead of the Secrets of the management cluster
+    :param secrets: Secrets to use instead of those of the management cluster
     """
     users: dict[Key, list[Obj]] = {}
     for obj in harvester_clusters:
         users.setdefault(identity_of(obj), []).append(obj)
 
     results = await asyncio.gather(
-        *(_read_account(client, key, users[key], given.get(key)) for key in sorted(users))
+        *(_read_account(client, key, users[key], secrets.get(key)) for key in sorted(users))
     )
-    accounts = [account for account, _ in results if account]
-    return accounts, [item for _, hidden in results for item in hidden]
+    return ReadAccounts(
+        [account for result in results for account in result.accounts],
+        [item for result in results for item in result.unseen],
+    )
 
 
 async def _read_account(
-    client: ApiClient, key: Key, clusters: list[Obj], given: Obj | None
-) -> tuple[Account | None, list[Unseen]]:
-    """Read an identity, and say why it cannot be used, or by which namespaces.
+    client: ApiClient, key: Key, clusters: list[Obj], secret_obj: Obj | None
+) -> ReadAccounts:
+    """Read one identity, and say why it cannot be used, or by which namespaces.
 
     :param client: client of the management cluster
     :param key: key of the identity
     :param clusters: the HarvesterClusters that name it
-    :param given: the Secret, if it must not be read
+    :param secret_obj: its Secret, if the Secret of the management cluster does not count
     """
     try:
         permission = await read_permission(client, key, map(namespace_of, clusters))
     except RequestError as error:
-        return None, [unseen(describe(key), error)]
+        return ReadAccounts([], [unseen(describe(key), error)])
     except ValueError as error:  # of a name that cannot be one
-        return None, [Unseen(describe(key), str(error))]
+        return ReadAccounts([], [Unseen(describe(key), str(error))])
     if permission.secret is None:
-        return None, [Unseen(describe(key), permission.why_none)]
-    credentials = await _read_usable(client, permission, permission.secret, given)
+        return ReadAccounts([], [Unseen(describe(key), permission.why_none)])
+    credentials = await _read_usable(client, permission, permission.secret, secret_obj)
     if isinstance(credentials, Unseen):
-        return None, [credentials]
+        return ReadAccounts([], [credentials])
 
     denied = permission.denied
     allowed = [obj for obj in clusters if namespace_of(obj) not in denied]
@@ -131,12 +147,10 @@ async def _read_account(
         refused=frozenset(denied),
         renewed=credentials.renewed,
     )
-    return account, hidden
+    return ReadAccounts([account], hidden)
 
 
-async def read_unused_identities(
-    client: ApiClient, identities: Iterable[Obj]
-) -> tuple[list[Account], list[Unseen]]:
+async def read_unused_identities(client: ApiClient, identities: Iterable[Obj]) -> ReadAccounts:
     """Read the credentials of HarvesterClusterIdentities that no cluster names.
 
     :param client: client of the management cluster
@@ -153,23 +167,23 @@ async def read_unused_identities(
             hidden.append(credentials)
         else:
             accounts.append(Account(key, credentials.kubeconfig, renewed=credentials.renewed))
-    return accounts, hidden
+    return ReadAccounts(accounts, hidden)
 
 
 async def _read_usable(
-    client: ApiClient, permission: Permission, secret: Key, given: Obj | None = None
+    client: ApiClient, permission: Permission, secret: Key, secret_obj: Obj | None = None
 ) -> Credentials | Unseen:
     """Read the credentials of an identity, or say why they cannot be used.
 
     :param client: client of the management cluster
     :param permission: the identity
     :param secret: its Secret
-    :param given: the Secret, if it must not be read
+    :param secret_obj: the Secret, if that of the management cluster does not count
     """
     key = permission.identity
     try:
-        if given:
-            credentials = Credentials(kubeconfig_of(key, given), None)
+        if secret_obj:
+            credentials = Credentials(kubeconfig_of(key, secret_obj), None)
         else:
             credentials = await read_credentials(client, permission, secret)
         # Unusable certificate data must raise here, where the name of the Secret is known.
@@ -303,13 +317,13 @@ async def without_refused(client: ApiClient, harvester_clusters: Iterable[Obj]) 
     for obj in harvester_clusters:
         users.setdefault(identity_of(obj), []).append(obj)
 
-    kept: list[Obj] = []
+    allowed: list[Obj] = []
     for identity, objs in users.items():
         refused: Mapping[str, str] = {}
         with suppress(RequestError):
             refused = (await read_permission(client, identity, map(namespace_of, objs))).refused
-        kept.extend(obj for obj in objs if namespace_of(obj) not in refused)
-    return kept
+        allowed.extend(obj for obj in objs if namespace_of(obj) not in refused)
+    return allowed
 
 
 async def secrets_of_cluster_identities(client: ApiClient) -> dict[Key, Key]:
@@ -331,10 +345,8 @@ def namespace_of(obj: Obj) -> str:
     return text_at(obj, "metadata", "namespace")
 
 
-async def secrets_with_token(
-    client: ApiClient, secrets: Iterable[Key], token: str
-) -> tuple[list[str], list[str]]:
-    """Return the identity Secrets that hold a token, and those that cannot be read.
+async def secrets_with_token(client: ApiClient, secrets: Iterable[Key], token: str) -> TokenSecrets:
+    """Return the identity Secrets that hold a token.
 
     No Harvester is asked. A kubeconfig counts even if its certificates or its server cannot be
     used, because its token is valid nevertheless.
@@ -354,7 +366,7 @@ async def secrets_with_token(
 
         if kubeconfig.token == token:
             sharing.append(str(secret))
-    return sharing, unread
+    return TokenSecrets(sharing, unread)
 
 
 async def read_kubeconfig(
@@ -375,17 +387,18 @@ def kubeconfig_of(name: Key, secret: Obj, field_name: str = KUBECONFIG_KEY) -> K
 
     A cloud credential of Rancher has it under its own key. Raises `KubeconfigError`.
     """
+    key = field_name
     if field_name == KUBECONFIG_KEY:
-        field_name = kubeconfig_key(secret) or field_name
-    text = at(secret, "stringData", field_name)
-    content = at(secret, "data", field_name)
+        key = kubeconfig_key(secret) or field_name
+    text = at(secret, "stringData", key)
+    content = at(secret, "data", key)
     if not (text or content):
-        raise KubeconfigError(f"Secret {name} has no key {field_name}")
+        raise KubeconfigError(f"Secret {name} has no key {key}")
 
     try:
-        decoded = str(text).encode() if text else decode_kubeconfig(field_name, content or "")
+        decoded = str(text).encode() if text else decode_kubeconfig(key, content or "")
     except (ValueError, TypeError):
-        raise KubeconfigError(f"Secret {name}: key {field_name} is not base64") from None
+        raise KubeconfigError(f"Secret {name}: key {key} is not base64") from None
 
     # The kubeconfig is parsed before it is refused, so that the message names the server.
     kubeconfig = parse_kubeconfig(decoded, allow_insecure=True)

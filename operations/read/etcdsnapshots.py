@@ -19,7 +19,9 @@ from caphv.api.resources import ETCD_SNAPSHOT_FILES
 from caphv.runtime.client import ApiClient
 from operations.read.management import list_all
 
-READY, FAILED, LOST = "ready", "failed", "lost"
+READY = "ready"
+FAILED = "failed"
+LOST = "lost"
 # Limits of Linux, in characters.
 _MAX_PATH_LENGTH = 4095
 _MAX_NAME_LENGTH = 255
@@ -87,6 +89,12 @@ def is_name(text: str) -> bool:
 
 
 def _snapshot(obj: Obj, nodes: Collection[str]) -> EtcdSnapshot:
+    """Return the snapshot that an ETCDSnapshotFile records.
+
+    The workload cluster writes the records, which are no more than claims. A snapshot whose name or
+    path is not that of a file counts as failed, because a reset without a file keeps the database
+    as it is.
+    """
     name = _text(obj, "spec", "snapshotName")
     node = _text(obj, "spec", "nodeName")
     location = _text(obj, "spec", "location")
@@ -94,13 +102,14 @@ def _snapshot(obj: Obj, nodes: Collection[str]) -> EtcdSnapshot:
     state = READY if at(obj, "status", "readyToUse") is True else FAILED
     error = _text(obj, "status", "error", "message")
 
-    # The workload cluster writes the records, and a reset without a file restores nothing.
     if state == READY and not is_name(name):
-        state, error = FAILED, "its name is not that of a file"
+        state = FAILED
+        error = "its name is not that of a file"
     elif state == READY and not s3 and not is_path(_path(location)):
-        state, error = FAILED, "its location is not a path of a file"
-    # Such a record stays until a server compares it with the Nodes again.
+        state = FAILED
+        error = "its location is not a path of a file"
     elif state == READY and not s3 and node not in nodes:
+        # Until a server compares the records with the Nodes again, the record outlives the disk.
         state = LOST
 
     created = _text(obj, "status", "creationTime")

@@ -83,6 +83,7 @@ class _Search:
         self._queue: list[Obj] = []
 
     def run(self) -> Belongings:
+        """Return the objects that belong to the Clusters, and references to absent ones."""
         for key in sorted(self._clusters):
             cluster = self._known.get(ObjectId(resources.CLUSTER_API_GROUP, "Cluster", *key))
             if cluster is not None:
@@ -105,6 +106,7 @@ class _Search:
             self._queue.append(obj)
 
     def _follow(self, reference: ObjectId, source: Obj) -> None:
+        """Add the object of a reference, or record that it is absent."""
         # A reference does not tell whether its kind has namespaces.
         target = self._known.get(reference) or self._known.get(reference._replace(namespace=""))
         if target is not None:
@@ -171,13 +173,13 @@ def _references(value: Any, namespace: str, within: str = "") -> Iterator[Object
             yield named
 
 
-def _reference(value: Obj, namespace: str, within: str) -> ObjectId | None:
+def _reference(value: Obj, default_namespace: str, within: str) -> ObjectId | None:
     """Return the object that a mapping names, by its kind or a field such as `identitySecret`."""
     name = value.get("name")
     kind = value.get("kind")
     if not isinstance(name, str) or not name:
         return None
-    namespace = str(value.get("namespace") or namespace)
+    namespace = str(value.get("namespace") or default_namespace)
 
     if isinstance(kind, str) and kind:
         group = str(value.get("apiGroup") or group_of(value.get("apiVersion")))
@@ -197,8 +199,8 @@ def _by_field_name(field_name: str, text: str, value: Obj, namespace: str) -> Ob
     """Return the object that a field such as `dataSecretName` and its `…Namespace` refer to."""
     for kind in (_SECRET, _CONFIG_MAP):
         if text and field_name.lower().endswith(f"{kind.lower()}name"):
-            place = value.get(f"{field_name[: -len('Name')]}Namespace")
-            return ObjectId("", kind, str(place or namespace), text)
+            named = value.get(f"{field_name[: -len('Name')]}Namespace")
+            return ObjectId("", kind, str(named or namespace), text)
     return None
 
 
@@ -208,5 +210,5 @@ def _class_of(spec: Obj, namespace: str) -> Iterator[ObjectId]:
     ref = topology.get("classRef") or {}
     name = ref.get("name") or topology.get("class")
     if name:
-        place = ref.get("namespace") or topology.get("classNamespace") or namespace
-        yield ObjectId(resources.CLUSTER_API_GROUP, "ClusterClass", str(place), str(name))
+        of_class = ref.get("namespace") or topology.get("classNamespace") or namespace
+        yield ObjectId(resources.CLUSTER_API_GROUP, "ClusterClass", str(of_class), str(name))

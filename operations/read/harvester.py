@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from caphv.api import names, resources
@@ -14,7 +14,7 @@ from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Key, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, RequestError
 from operations.read.accounts import Account, read_accounts
-from operations.read.management import list_all, unseen
+from operations.read.management import list_all, text_without_server, unseen
 from operations.read.objects import HarvesterObjects, Unseen
 from operations.read.servers import HARVESTER_SECONDS, SERVERS_AT_ONCE, answering_client, server_of
 
@@ -126,29 +126,31 @@ async def _read_by_accounts(
 
     Each account may read its own namespaces. Cluster-wide objects are taken from any account.
     """
-    whole: HarvesterObjects | None = None
+    objects: HarvesterObjects | None = None
     answering = []
     async with limit:
         for account in sorted(accounts, key=lambda account: account.identity):
-            access = f"Harvester {account.kubeconfig.server} by identity {account.identity}"
+            server = account.kubeconfig.server
+            access = f"Harvester {server} by identity {account.identity}"
             try:
                 async with answering_client(
                     account.kubeconfig, "harvester", HARVESTER_SECONDS
                 ) as client:
-                    part = await read_harvester(client, account.namespaces)
+                    seen = await read_harvester(client, account.namespaces)
             except RequestError as error:
-                harvesters.unseen.append(unseen(access, error))
+                why = text_without_server(error, server)
+                harvesters.unseen.append(replace(unseen(access, error), why=why))
                 continue
             except TimeoutError:
                 reason = f"no answer within {HARVESTER_SECONDS:.0f} s"
                 harvesters.unseen.append(Unseen(access, reason))
                 continue
 
-            whole = part if whole is None else join(whole, part)
+            objects = seen if objects is None else join(objects, seen)
             answering.append(account.identity)
 
-    if whole is not None:
-        harvesters.by_identity.update(dict.fromkeys(answering, whole))
+    if objects is not None:
+        harvesters.by_identity.update(dict.fromkeys(answering, objects))
 
 
 def join(first: HarvesterObjects, second: HarvesterObjects) -> HarvesterObjects:

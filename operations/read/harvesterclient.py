@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from caphv.api.object import Obj, Resource
 from caphv.runtime.client import ApiClient
@@ -63,6 +63,13 @@ async def ask_accounts(
     raise refusal
 
 
+class Listing(NamedTuple):
+    """The objects of a kind, and the namespaces that were read; None for all."""
+
+    objects: list[Obj]
+    namespaces: frozenset[str] | None
+
+
 async def list_everywhere(
     harvester: HarvesterClient,
     resource: Resource,
@@ -70,10 +77,8 @@ async def list_everywhere(
     *,
     label_selector: str = "",
     metadata_only: bool = False,
-) -> tuple[list[Obj], frozenset[str] | None]:
+) -> Listing:
     """Read a kind in all namespaces, else in those that clusters use.
-
-    Returns the objects and the namespaces that were read, None for all.
 
     :param harvester: the Harvester
     :param resource: the kind
@@ -92,12 +97,12 @@ async def list_everywhere(
         )
 
     try:
-        return await ask_accounts(harvester, read), None
+        return Listing(await ask_accounts(harvester, read), None)
     except RequestError as error:
         where = "of all namespaces on Harvester" if resource.namespaced else "on Harvester"
         hidden.append(unseen(f"{resource} {where}", error))
         if not resource.namespaced:
-            return [], frozenset()
+            return Listing([], frozenset())
 
     objs: list[Obj] = []
     namespaces: set[str] = set()
@@ -108,4 +113,4 @@ async def list_everywhere(
         except RequestError as error:
             what = f"{resource} of namespace {namespace} on Harvester"
             hidden.append(unseen(what, error))
-    return objs, frozenset(namespaces)
+    return Listing(objs, frozenset(namespaces))

@@ -124,6 +124,11 @@ def unseen(what: str, error: RequestError) -> Unseen:
     return Unseen(what, str(error), isinstance(error, Forbidden), isinstance(error, NotFound))
 
 
+def text_without_server(error: RequestError, server: str) -> str:
+    """Return the text of an error without its server, where another text names the server."""
+    return str(error).removeprefix(f"{server}: ")
+
+
 async def _read(
     client: ApiClient, objects: ManagementObjects, name: str, resource: Resource, namespace: str
 ) -> None:

@@ -16,6 +16,7 @@ def selects(selector: Obj, labels: Mapping[str, str]) -> bool:
 
 
 def _fulfils(labels: Mapping[str, str], expression: Obj) -> bool:
+    """Whether labels fulfil one of `matchExpressions`; none fulfils an unknown operator."""
     value = labels.get(str(expression.get("key")))
     values = expression.get("values") or ()
     match expression.get("operator"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from caphv.runtime.client import ApiClient
 from caphv.runtime.kubeconfig import Kubeconfig
@@ -22,9 +22,16 @@ _MAX_DELAY_FACTOR = 20
 SERVERS_AT_ONCE = 16
 
 
-def server_of(kubeconfig: Kubeconfig) -> tuple[str, str]:
-    """Return URL and CA: with another CA, another server may answer at the same address."""
-    return kubeconfig.server, kubeconfig.ca
+class Server(NamedTuple):
+    """A server: with another CA, another server may answer at the same address."""
+
+    url: str
+    ca: str
+
+
+def server_of(kubeconfig: Kubeconfig) -> Server:
+    """Return the server of a kubeconfig."""
+    return Server(kubeconfig.server, kubeconfig.ca)
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from caphv.api.object import NODES, Key, Obj
 from caphv.runtime.client import ApiClient
@@ -15,21 +15,22 @@ from operations.read.objects import Unseen
 from operations.read.servers import SERVERS_AT_ONCE, WORKLOAD_SECONDS, answering_client
 
 
-async def read_nodes(client: ApiClient, clusters: Iterable[Key]) -> dict[Key, list[Obj] | Unseen]:
+async def read_nodes(client: ApiClient, clusters: Sequence[Key]) -> dict[Key, list[Obj] | Unseen]:
     """Return the Nodes of each workload cluster, or why they cannot be read."""
     limit = asyncio.Semaphore(SERVERS_AT_ONCE)
 
-    async def read_cluster(key: Key) -> tuple[Key, list[Obj] | Unseen]:
+    async def read_cluster(key: Key) -> list[Obj] | Unseen:
         nodes = f"Nodes of cluster {key}"
         secret = Key(key.namespace, f"{key.name}-kubeconfig")
         try:
             async with limit:
                 kubeconfig = await read_kubeconfig(client, secret, "value")
                 async with answering_client(kubeconfig, "workload", WORKLOAD_SECONDS) as workload:
-                    return key, await list_all(workload, NODES)
+                    return await list_all(workload, NODES)
         except RequestError as error:
-            return key, unseen(nodes, error)
+            return unseen(nodes, error)
         except (KubeconfigError, TimeoutError) as error:
-            return key, Unseen(nodes, str(error) or f"no answer within {WORKLOAD_SECONDS:.0f} s")
+            return Unseen(nodes, str(error) or f"no answer within {WORKLOAD_SECONDS:.0f} s")
 
-    return dict(await asyncio.gather(*map(read_cluster, clusters)))
+    answers = await asyncio.gather(*map(read_cluster, clusters))
+    return dict(zip(clusters, answers, strict=True))

@@ -17,7 +17,7 @@ from operations.read.objects import (
     condition_of,
     conditions_of,
 )
-from operations.status.causes import with_causes, with_consequences
+from operations.status.causes import ObjectConditions, with_causes, with_consequences
 from operations.status.diagnosis import problems_of
 from operations.status.model import (
     Cluster,
@@ -162,24 +162,21 @@ def _desired_version(parts: Parts) -> str:
     )
 
 
-def _conditions_by_object(
-    parts: Parts, groups: tuple[Group, ...]
-) -> list[tuple[tuple[str, ...], tuple[Condition, ...]]]:
-    """Return the conditions of each object, after the names by which problems refer to it.
+def _conditions_by_object(parts: Parts, groups: tuple[Group, ...]) -> list[ObjectConditions]:
+    """Return the conditions of each object of a cluster.
 
     The conditions of a Machine include the conditions of its HarvesterMachine.
     """
-    conditions: list[tuple[tuple[str, ...], tuple[Condition, ...]]] = [
-        ((f"Cluster/{parts.key.name}",), _conditions(parts.cluster))
-    ]
+    name = f"Cluster/{parts.key.name}"
+    conditions = [ObjectConditions((name,), _conditions(parts.cluster))]
 
     harvester_cluster = parts.harvester_cluster
     if harvester_cluster:
         name = f"HarvesterCluster/{key_of(harvester_cluster).name}"
-        conditions.append(((name,), _conditions(harvester_cluster)))
+        conditions.append(ObjectConditions((name,), _conditions(harvester_cluster)))
 
     for group in groups:
-        conditions += [(machine.owners, machine.conditions) for machine in group.machines]
+        conditions += [ObjectConditions(item.owners, item.conditions) for item in group.machines]
     return conditions
 
 

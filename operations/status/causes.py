@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from caphv.api.identities import secret_name
 from caphv.api.names import Reason
@@ -32,9 +33,39 @@ HOSTS_NOT_READY = "HostsNotReady"
 _OF_HARVESTERS = frozenset({Reason.HARVESTER_UNREACHABLE, HOSTS_NOT_READY})
 # A packager writes the bundles of many clusters into one repository.
 _PACKAGER = "packager"
+_HARVESTER = "Harvester "
 _PARKED = frozenset({"Parked", Reason.PARKING, Reason.RESUMING})
 # The message of an outage ends with this text, which is about a single cluster.
 _LAST_KNOWN = "; last known to be ready"
+
+
+class ObjectConditions(NamedTuple):
+    """The conditions of an object, and the names by which problems refer to it.
+
+    The first name is the one that is reported.
+    """
+
+    names: tuple[str, ...]
+    conditions: tuple[Condition, ...]
+
+
+class _CauseKey(NamedTuple):
+    """What problems of several clusters have in common if they have one cause.
+
+    `text` is empty except for a packager: a management cluster may have several packagers, each
+    with a repository of its own.
+    """
+
+    subject: str
+    reason: str
+    text: str
+
+
+class _Occurrence(NamedTuple):
+    """A shared problem in one of its clusters."""
+
+    cluster: Cluster
+    problem: Problem
 
 
 def standstill(problems: Iterable[Problem]) -> Problem | None:
@@ -75,48 +106,54 @@ def visible_conditions(
     :param owners: the names by which problems refer to these objects
     :param problems: the problems of the cluster
     """
-    conditions = list(conditions)
-    if cause := standstill(problems):
-        # What was wrong before is still reported; all else follows from the standstill.
-        problems = [each for each in problems if each is not cause and each.severity.wrong]
-        conditions = [
-            condition
-            for condition in conditions
-            if condition.good or any(repeats(problem, condition) for problem in problems)
-        ]
-    hidden: set[int] = set()
-    reported: set[int] = set()
+    cause = standstill(problems)
+    if cause is None:
+        return _without_repetitions(tuple(conditions), owners, problems)
 
-    # Conditions with the exact text of a problem come first, so that they stay visible.
-    order = sorted(
-        range(len(conditions)), key=lambda place: not _is_exact(conditions[place], problems)
+    # What was wrong before the standstill is still reported; all else follows from the standstill.
+    wrong = [problem for problem in problems if problem is not cause and problem.severity.wrong]
+    relevant = [
+        condition
+        for condition in conditions
+        if condition.good or any(repeats(problem, condition) for problem in wrong)
+    ]
+    return _without_repetitions(relevant, owners, wrong)
+
+
+def _without_repetitions(
+    conditions: Sequence[Condition], owners: frozenset[str], problems: Sequence[Problem]
+) -> list[Condition]:
+    """Return the conditions that do not only repeat a problem.
+
+    Hide a condition if each problem that it repeats belongs to another object, or was shown by an
+    earlier condition. A condition with the exact text of a problem counts as earlier than others,
+    so that this text stays visible.
+    """
+    hidden: set[int] = set()
+    shown: set[Problem] = set()
+    exact_first = sorted(
+        enumerate(conditions), key=lambda numbered: not _is_exact(numbered[1], problems)
     )
-    for place in order:
-        repeated = {
-            index for index, problem in enumerate(problems) if repeats(problem, conditions[place])
-        }
-        here = {index for index in repeated if owners.intersection(problems[index].objects)}
-        if repeated and not here - reported:
-            hidden.add(place)
-        reported |= repeated
-    return [condition for place, condition in enumerate(conditions) if place not in hidden]
+    for index, condition in exact_first:
+        repeated = {problem for problem in problems if repeats(problem, condition)}
+        owned = {problem for problem in repeated if owners.intersection(problem.objects)}
+        if repeated and owned <= shown:
+            hidden.add(index)
+        shown |= repeated
+    return [condition for index, condition in enumerate(conditions) if index not in hidden]
 
 
 def with_consequences(
-    problems: Iterable[Problem], objects: Sequence[tuple[tuple[str, ...], Sequence[Condition]]]
+    problems: Iterable[Problem], objects: Sequence[ObjectConditions]
 ) -> tuple[Problem, ...]:
-    """Return problems with the objects that only repeat them.
-
-    :param problems: the problems of a cluster
-    :param objects: the conditions of objects, with the names of each; the first name is reported
-    """
+    """Return the problems of a cluster with the objects of the cluster that only repeat them."""
 
     def find_consequences(problem: Problem) -> Iterator[str]:
-        for names, conditions in objects:
-            if set(names).intersection(problem.objects):
+        for obj in objects:
+            if set(obj.names).intersection(problem.objects):
                 continue
-            if any(repeats(problem, condition) for condition in conditions):
-                yield names[0]
+            if any(repeats(problem, condition) for condition in obj.conditions):
+                yield obj.names[0]
 
     return tuple(
         replace(problem, consequences=tuple(find_consequences(problem))) for problem in problems
@@ -125,24 +162,20 @@ def with_consequences(
 
 def with_causes(overview: Overview) -> Overview:
     """Return an overview with the causes that several of its clusters have in common."""
-    places: dict[tuple[str, str, str], list[tuple[Cluster, Problem]]] = {}
+    occurrences: dict[_CauseKey, list[_Occurrence]] = {}
     for cluster in overview.clusters:
         for problem in cluster.problems:
             if key := _shared_key(cluster, problem):
-                places.setdefault(key, []).append((cluster, problem))
+                occurrences.setdefault(key, []).append(_Occurrence(cluster, problem))
 
-    causes = tuple(
-        _cause(subject, reason, shared)
-        for (subject, reason, _), shared in places.items()
-        if len(shared) > 1
-    )
+    causes = tuple(_cause(key, shared) for key, shared in occurrences.items() if len(shared) > 1)
     return replace(overview, causes=causes)
 
 
 def own_problems(cluster: Cluster, causes: Iterable[SharedCause]) -> tuple[Problem, ...]:
     """Return the problems that a cluster does not share with other clusters."""
     reported = {
-        (cause.subject, cause.reason, cause.cause if cause.subject == _PACKAGER else "")
+        _CauseKey(cause.subject, cause.reason, cause.cause if cause.subject == _PACKAGER else "")
         for cause in causes
     }
     return tuple(
@@ -150,32 +183,32 @@ def own_problems(cluster: Cluster, causes: Iterable[SharedCause]) -> tuple[Probl
     )
 
 
-def _shared_key(cluster: Cluster, problem: Problem) -> tuple[str, str, str] | None:
-    """Return the key by which problems of several clusters are grouped; None if not shared.
-
-    The key is the subject and reason of the cause. For a packager it includes the text, because a
-    management cluster may have several packagers, each with its own repository.
-    """
+def _shared_key(cluster: Cluster, problem: Problem) -> _CauseKey | None:
+    """Return the key by which problems of several clusters are grouped; None if not shared."""
     if problem.reason == Reason.ADDON_BUNDLES_NOT_PUSHED:
-        return _PACKAGER, problem.reason, problem.cause
+        return _CauseKey(_PACKAGER, problem.reason, problem.cause)
     subject = shared_subject(cluster, problem)
-    return (subject, problem.reason, "") if subject else None
+    return _CauseKey(subject, problem.reason, "") if subject else None
 
 
-def _cause(subject: str, reason: str, places: Sequence[tuple[Cluster, Problem]]) -> SharedCause:
+def _cause(key: _CauseKey, occurrences: Sequence[_Occurrence]) -> SharedCause:
     """Return the cause that these problems of clusters have in common."""
-    problems = [problem for _, problem in places]
+    problems = [occurrence.problem for occurrence in occurrences]
     first = min(problems, key=lambda problem: problem.since)
     order = list(Severity)
+    cause = first.cause.partition(_LAST_KNOWN)[0]
+    if key.subject.startswith(_HARVESTER):
+        # The subject already names the server.
+        cause = cause.replace(f"{key.subject.removeprefix(_HARVESTER)}: ", "", 1)
 
     return SharedCause(
         severity=min((problem.severity for problem in problems), key=order.index),
-        subject=subject,
-        reason=reason,
-        cause=first.cause.partition(_LAST_KNOWN)[0],
+        subject=key.subject,
+        reason=key.reason,
+        cause=cause,
         next_step=first.next_step,
         since=first.since,
-        clusters=tuple(str(cluster.key) for cluster, _ in places),
+        clusters=tuple(str(occurrence.cluster.key) for occurrence in occurrences),
     )
 
 
@@ -184,12 +217,14 @@ def shared_subject(cluster: Cluster, problem: Problem) -> str:
     if problem.reason in _OF_IDENTITIES and cluster.identity:
         return f"Secret {secret_name(cluster.identity)}"
     if problem.reason in _OF_HARVESTERS and cluster.harvester:
-        return f"Harvester {cluster.harvester}"
+        return f"{_HARVESTER}{cluster.harvester}"
     return ""
 
 
 def _is_exact(condition: Condition, problems: Iterable[Problem]) -> bool:
+    """Whether a condition has the text of a problem, perhaps with advice at its end."""
+    message = " ".join(condition.message.split())
     return any(
-        condition.reason == problem.reason and " ".join(condition.message.split()) == problem.cause
+        condition.reason == problem.reason and message.startswith(problem.cause)
         for problem in problems
     )

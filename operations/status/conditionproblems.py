@@ -26,6 +26,17 @@ PASSING = frozenset(
         Reason.VM_PROVISIONING_IN_PROGRESS,
     }
 )
+# A deletion that a finalizer blocks does not end by itself. The provider names the finalizer only
+# once it has waited longer than usual.
+HELD_PATIENCE = timedelta(minutes=2)
+_FINALIZER = re.compile(r"\bfinalizer \S")
+# A quota has no reason of its own.
+_QUOTA = re.compile(r"\bthe quota of (?:namespace \S+ on Harvester|its namespace) is used up\b")
+# The provider ends a message about the spec of a machine with the advice that is the next step.
+_TEMPLATE_ADVICE = re.compile(
+    r"; (?:correct spec\.topology\.variables of Cluster \S+, then delete Machine \S+"
+    r"|HarvesterMachineTemplate \S+ is immutable: create a corrected one .*)$"
+)
 # The names of the provider's admission webhooks contain the kind. Harvester's end otherwise.
 _OWN_WEBHOOK = re.compile(r'failed calling webhook "[vm]harvester[a-z0-9.]*\.kb\.io"')
 _WARNINGS = frozenset(
@@ -63,16 +74,31 @@ def condition_problem(parts: Parts, obj: Obj, kind: str, condition: Obj, now: da
     if not cause:
         cause = f"{condition['type']} is {condition['status']}"
 
-    # A refusal by the provider's own webhooks says nothing about the object.
-    advised = "WebhookUnavailable" if _OWN_WEBHOOK.search(cause) else reason
     return Problem(
         _severity_of(obj, kind, condition, age_of(since, now)),
         (object_name(obj, kind),),
         reason,
-        cause=cause,
-        next_step=next_step(advised, remedy_subject(parts, obj, kind)),
+        cause=_TEMPLATE_ADVICE.sub("", cause),
+        next_step=next_step(_advised_reason(obj, reason, cause), remedy_subject(parts, obj, kind)),
         since=since,
     )
+
+
+def names_finalizer(message: str) -> bool:
+    """Whether a message says that a finalizer blocks a deletion."""
+    return _FINALIZER.search(message) is not None
+
+
+def _advised_reason(obj: Obj, reason: str, message: str) -> str:
+    """Return the reason by which the next step is chosen: some causes show in the message only."""
+    # A refusal by the provider's own webhooks says nothing about the object.
+    if _OWN_WEBHOOK.search(message):
+        return "WebhookUnavailable"
+    if being_deleted(obj) and names_finalizer(message):
+        return "DeletionHeld"
+    if reason == Reason.VM_PROVISIONING_FAILED and _QUOTA.search(message):
+        return "QuotaUsedUp"
+    return reason
 
 
 def _severity_of(obj: Obj, kind: str, condition: Obj, age: timedelta) -> Severity:
@@ -94,7 +120,9 @@ def _severity_of(obj: Obj, kind: str, condition: Obj, age: timedelta) -> Severit
     if condition.get("type") == "TopologyReconciled" and "Failed" in str(reason):
         may_pass = False
     if may_pass or being_deleted(obj):
-        return Severity.WAITING if age <= PATIENCE else Severity.ERROR
+        is_held = being_deleted(obj) and names_finalizer(str(condition.get("message") or ""))
+        patience = HELD_PATIENCE if is_held else PATIENCE
+        return Severity.WAITING if age <= patience else Severity.ERROR
     return Severity.ERROR
 
 

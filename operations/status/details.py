@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
 from caphv.api import ippool, names, remedies, resources
@@ -48,14 +48,14 @@ def with_harvester(cluster: Cluster, harvester: HarvesterObjects) -> Cluster:
         vm = _virtual_machine(obj, instances.get(key), claims) if obj else None
         return replace(machine, vm=vm, vm_namespace=namespace)
 
-    cluster = _map_machines(cluster, with_vm)
-    problems = [*_host_problems(cluster, harvester)]
+    detailed = _map_machines(cluster, with_vm)
+    problems = [*_host_problems(detailed, harvester)]
 
     # A VM counts as absent only if all VMs of the namespace could be read.
     complete = harvester.sees(f"{resources.VIRTUAL_MACHINES} of namespace {namespace}")
     if complete and namespace in harvester.namespaces:
-        problems += _missing_vm_problems(cluster)
-    return _with_problems(cluster, problems)
+        problems += _missing_vm_problems(detailed)
+    return _with_problems(detailed, problems)
 
 
 def with_nodes(cluster: Cluster, objects: list[Obj] | Unseen) -> Cluster:
@@ -71,8 +71,8 @@ def with_nodes(cluster: Cluster, objects: list[Obj] | Unseen) -> Cluster:
         obj = nodes.get(name)
         return replace(machine, node=_node(obj)) if obj else machine
 
-    cluster = _map_machines(cluster, with_node)
-    return _with_problems(cluster, _node_problems(cluster))
+    detailed = _map_machines(cluster, with_node)
+    return _with_problems(detailed, [*_node_problems(detailed)])
 
 
 def _node_problems(cluster: Cluster) -> Iterator[Problem]:
@@ -135,9 +135,12 @@ def with_details(
 
     def add_details(cluster: Cluster) -> Cluster:
         namespace, _, name = cluster.identity.rpartition("/")
-        harvester = harvesters.get(Key(namespace, name))
-        whole = with_harvester(cluster, harvester) if harvester else cluster
-        return with_nodes(whole, nodes[cluster.key]) if cluster.key in nodes else whole
+        detailed = cluster
+        if harvester := harvesters.get(Key(namespace, name)):
+            detailed = with_harvester(detailed, harvester)
+        if cluster.key in nodes:
+            detailed = with_nodes(detailed, nodes[cluster.key])
+        return detailed
 
     hidden = [str(objects) for objects in nodes.values() if isinstance(objects, Unseen)]
     pools: list[AddressPool] = []
@@ -268,12 +271,11 @@ def _host_problems(cluster: Cluster, harvester: HarvesterObjects) -> Iterator[Pr
         )
 
 
-def _with_problems(cluster: Cluster, additional: Iterable[Problem]) -> Cluster:
+def _with_problems(cluster: Cluster, additional: Collection[Problem]) -> Cluster:
     """Return a cluster with further problems; a lost host explains the problems of its Machines."""
     # Stopped VMs and Nodes are no problem in a parked cluster.
     if explains_all(cluster.problems):
         return cluster
-    additional = list(additional)
     explained = {
         name
         for problem in additional
@@ -296,19 +298,22 @@ def _with_problems(cluster: Cluster, additional: Iterable[Problem]) -> Cluster:
 def _add_problems(
     reported: tuple[Problem, ...], additional: Iterable[Problem]
 ) -> tuple[Problem, ...]:
-    """Return the reported problems, and the additional ones of objects that have none yet."""
+    """Return the reported problems, and the additional ones of objects that have none yet.
+
+    Objects are compared by their names alone: a Machine, its HarvesterMachine and its Node may
+    share a name, and then the reported problem is the cause of the additional one.
+    """
 
     def object_names(problem: Problem) -> set[str]:
         return {name.partition("/")[2] for name in problem.objects}
 
-    # A Machine, its HarvesterMachine and its Node may share a name, and so a cause.
-    covered: set[str] = set()
+    with_problem: set[str] = set()
     for problem in reported:
         if problem.severity.wrong:
-            covered |= object_names(problem)
+            with_problem |= object_names(problem)
 
-    fresh = [problem for problem in additional if not object_names(problem) <= covered]
-    return tuple(sorted((*reported, *fresh), key=lambda problem: problem.severity.rank))
+    unexplained = [problem for problem in additional if not object_names(problem) <= with_problem]
+    return tuple(sorted((*reported, *unexplained), key=lambda problem: problem.severity.rank))
 
 
 def _map_machines(cluster: Cluster, change: Callable[[Machine], Machine]) -> Cluster:

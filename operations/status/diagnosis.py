@@ -21,6 +21,7 @@ from operations.status.conditionproblems import (
     age_of,
     condition_problem,
     flatten,
+    names_finalizer,
     object_name,
 )
 from operations.status.machineproblems import EXPLAINING, machine_problems
@@ -40,8 +41,7 @@ GATES = (
     ConditionType.INFRASTRUCTURE_READY,
 )
 # Conditions that are reported independently of the gates.
-ADDITIONAL = (
-    ConditionType.IDENTITY_UP_TO_DATE,
+_INDEPENDENT = (
     ConditionType.REFERENCES_ALLOWED,
     ConditionType.WITHIN_LIMITS,
     ConditionType.FAILURE_DOMAINS_AVAILABLE,
@@ -52,6 +52,8 @@ ADDITIONAL = (
     ConditionType.CONTROL_PLANE_BACKUPS_READY,
     ConditionType.HOSTS_EVACUATED,
 )
+# An identity that expires explains a refused connection, so it comes before the gates.
+ORDER = (ConditionType.IDENTITY_UP_TO_DATE, *GATES, *_INDEPENDENT)
 # What a cluster waits for while it comes up. Its deletion does not wait for these.
 _CREATION = frozenset(
     {
@@ -77,26 +79,27 @@ def problems_of(parts: Parts, now: datetime) -> tuple[Problem, ...]:
     if parking and parking.severity is not Severity.WARNING:
         return (parking,)
 
-    # While a cluster is paused, nothing progresses, and nothing is late.
-    if since := _paused_since(parts):
-        now = min(now, since)
+    # While a cluster is paused, nothing progresses, and nothing is late. So ages count until the
+    # begin of the pause.
+    paused_since = _paused_since(parts)
+    until = min(now, paused_since) if paused_since else now
 
-    problems = [*_infrastructure_problems(parts, now)]
+    problems = [*_infrastructure_problems(parts, until)]
     if parking:
         problems.append(parking)
     if not any(problem.severity is Severity.ERROR for problem in problems):
-        problems += _topology_problems(parts, now)
+        problems += _topology_problems(parts, until)
 
     # Problems of machines follow from a problem of the infrastructure.
     explained = any(problem.severity is not Severity.NOTE for problem in problems)
-    of_machines = [*machine_problems(parts, now, explained)]
+    of_machines = [*machine_problems(parts, until, explained)]
     if _explain_silence(parts, of_machines):
         problems = [
             problem for problem in problems if problem.reason != Reason.CONTROL_PLANE_UNREACHABLE
         ]
     problems += _merge(of_machines)
     if not any(problem.severity in EXPLAINING for problem in problems):
-        problems += _cluster_problems(parts, now)
+        problems += _cluster_problems(parts, until)
 
     problems += _pause_problems(parts)
     problems += _restore_problems(parts)
@@ -123,7 +126,8 @@ def _deletion_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
     errors = [
         problem
         for problem in problems
-        if problem.severity is Severity.ERROR and problem.reason not in _CREATION
+        if problem.severity is Severity.ERROR
+        and (problem.reason not in _CREATION or names_finalizer(problem.cause))
     ]
     if errors:
         yield from errors
@@ -164,23 +168,23 @@ def _infrastructure_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
     connection = condition_of(obj, ConditionType.HARVESTER_CONNECTION_READY)
     unreachable = connection.get("reason") == Reason.HARVESTER_UNREACHABLE
 
-    # An identity that expires explains a refused connection, so it comes first. If several
-    # conditions repeat one message, it is reported only once.
+    # If several conditions repeat one message, it is reported only once.
     reported: set[str] = set()
-    gated = False
-    for kind in (*ADDITIONAL[:1], *GATES, *ADDITIONAL[1:]):
+    is_blocked = False
+    for kind in ORDER:
         condition = condition_of(obj, kind)
         reason = condition.get("reason")
         message = str(condition.get("message") or "")
         if condition.get("status", "True") == "True" or reason in CHOSEN or message in reported:
             continue
-        outdated = unreachable and reason == Reason.HARVESTER_AUTHENTICATION_FAILED
-        if outdated or (gated and kind in GATES):
+        is_outdated = unreachable and reason == Reason.HARVESTER_AUTHENTICATION_FAILED
+        if is_outdated or (is_blocked and kind in GATES):
             continue
 
         problem = condition_problem(parts, obj, "HarvesterCluster", condition, now)
         reported.add(message)
-        gated = gated or problem.severity is not Severity.WARNING
+        # A warning does not keep the provider from the gates behind it.
+        is_blocked = is_blocked or problem.severity is not Severity.WARNING
         yield problem
 
 
@@ -266,14 +270,16 @@ def _paused_since(parts: Parts) -> datetime | None:
 
 
 def _merge(problems: Iterable[Problem]) -> Iterator[Problem]:
-    """Merge problems that differ only in the machine's name."""
+    """Merge problems that differ only in the name of the object."""
     groups: dict[tuple[str, str], list[Problem]] = {}
     for problem in problems:
         name = problem.objects[0].partition("/")[2]
-        groups.setdefault((problem.reason, problem.cause.replace(name, "…")), []).append(problem)
+        cause = problem.cause.replace(name, "…")
+        groups.setdefault((problem.reason, cause), []).append(problem)
 
     for group in groups.values():
-        # An error takes precedence over a wait, and an earlier problem over a later one.
+        # The texts of one problem stand for all: those of an error before those of a wait, those of
+        # an earlier problem before those of a later one.
         worst = min(
             group, key=lambda problem: (problem.severity is Severity.WAITING, problem.since)
         )

@@ -49,10 +49,23 @@ def replacements_of(objects: ManagementObjects) -> dict[Key, Replacement]:
     return replacements
 
 
+def is_unhealthy(machine: Obj) -> bool:
+    """Whether a MachineHealthCheck reports that a Machine is unhealthy."""
+    return condition_of(machine, "HealthCheckSucceeded").get("status") == "False"
+
+
+def is_marked(machine: Obj) -> bool:
+    """Whether a MachineHealthCheck has marked a Machine, so that its owner replaces it.
+
+    An unhealthy Machine is not marked while too many are unhealthy (cluster-api v1.13
+    `machinehealthcheck_controller.go`), or if a remediation template replaces it.
+    """
+    return condition_of(machine, "OwnerRemediated").get("status") == "False"
+
+
 def _replacement(machine: Obj, cluster: Obj, checks: Iterable[Obj]) -> Replacement | None:
     """Return the reaction of health checks to a Machine; None if they find it healthy."""
-    # The core marks the Machine by this condition, upon which the owner of the Machine acts.
-    if condition_of(machine, "HealthCheckSucceeded").get("status") == "False":
+    if is_unhealthy(machine) and is_marked(machine):
         return Replacement(under_way=True)
 
     due: list[datetime] = []
@@ -67,9 +80,11 @@ def _replacement(machine: Obj, cluster: Obj, checks: Iterable[Obj]) -> Replaceme
         else:
             due += times
 
-    if due:
-        return Replacement(at=min(due).isoformat().replace("+00:00", "Z"))
-    return Replacement(refused=True) if refused else None
+    if refused and not due:
+        return Replacement(refused=True)
+    if is_unhealthy(machine):
+        return Replacement(under_way=True)
+    return Replacement(at=min(due).isoformat().replace("+00:00", "Z")) if due else None
 
 
 def _selects(check: Obj, machine: Obj, cluster: Obj) -> bool:

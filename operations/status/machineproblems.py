@@ -106,10 +106,12 @@ def _bootstrap_problem(parts: Parts, machine: Obj, now: datetime) -> Problem | N
     severity = Severity.WAITING if age_of(since, now) <= PATIENCE else Severity.ERROR
     kind = str(ref.get("kind") or "")
     name = str(ref.get("name") or "")
+    # A name that only repeats the name of the machine is left out, because one problem may stand
+    # for several machines.
+    config = f"its {kind}" if name == key_of(machine).name else f"{kind} {name}"
     detail = f" ({message})" if message else ""
     cause = (
-        f"waiting since {since} for the bootstrap provider to create the data of {kind} "
-        f"{name}{detail}"
+        f"waiting since {since} for the bootstrap provider to create the data of {config}{detail}"
     )
     step = next_step("WaitingForBootstrapData", remedy_subject(parts, machine, "Machine"), kind)
     return Problem(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from caphv.api import clusterapi
 from caphv.api.identities import identity_of
 from caphv.api.object import Key, Obj, at, being_deleted, dict_at, key_of
+from operations.status.healthchecks import is_marked, is_unhealthy
 from operations.status.remedies import Subject, resume_command
 
 
@@ -81,6 +82,7 @@ def remedy_subject(parts: Parts, obj: Obj, kind: str) -> Subject:
         topology=bool(at(parts.cluster, "spec", "topology")),
         ran=bool(at(harvester_machine, "status", "initialization", "provisioned")),
         only=machine is not None and _has_only_etcd(parts, machine),
+        unmarked=machine is not None and is_unhealthy(machine) and not is_marked(machine),
     )
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 
 from caphv.api import names, remedies
-from caphv.api.object import LEASES, Obj, key_of, text_at
+from caphv.api.object import LEASES, NAMESPACES, Obj, annotations_of, key_of, text_at
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from operations.read.management import list_all
@@ -29,6 +30,32 @@ async def read_provider(client: ApiClient, now: datetime) -> Provider | None:
 
     One GET is enough if the provider has its usual namespace and is at work.
     """
+    provider = await _newest_provider(client, now)
+    if provider is None or not provider.silent:
+        return provider
+
+    namespace = None
+    with suppress(ApiError, Unreachable):
+        namespace = await client.get(NAMESPACES, provider.lease.partition("/")[0])
+    folder = sandbox_of(namespace)
+    return replace(provider, next_step=start_sandbox(folder)) if folder else provider
+
+
+def sandbox_of(namespace: Obj | None) -> str:
+    """Return the folder of the sandbox that runs a provider, by the namespace of the provider.
+
+    Empty for a provider in a cluster.
+    """
+    return annotations_of(namespace).get(names.SANDBOX_ANNOTATION, "") if namespace else ""
+
+
+def start_sandbox(folder: str) -> str:
+    """Return the next step for a provider that a sandbox is to run."""
+    return f"Start what the sandbox lacks: {remedies.START_SANDBOX(folder=folder)}"
+
+
+async def _newest_provider(client: ApiClient, now: datetime) -> Provider | None:
+    """Return the provider at work, else the provider whose Lease was renewed last."""
     leases: list[Obj] = []
     provider = None
     for name in (names.LEASE, names.HEARTBEAT_LEASE):

@@ -66,13 +66,13 @@ async def answer_of(
     :param step: called with a text before each step that takes time
     """
     time = datetime.now(UTC)
-    whole = overview_of(objects, time)
-    clusters = tuple(cluster for cluster in whole.clusters if query.takes(cluster.key))
+    all_clusters = overview_of(objects, time)
+    clusters = tuple(cluster for cluster in all_clusters.clusters if query.takes(cluster.key))
     provider = provider_or_absence(
         await read_provider(client, time), objects.harvester_clusters, time
     )
     # A cause counts as shared only if clusters in the query share it.
-    overview = with_causes(replace(whole, clusters=clusters, provider=provider))
+    overview = with_causes(replace(all_clusters, clusters=clusters, provider=provider))
     if not query.deep:
         return Answer(overview, objects, Harvesters())
 

@@ -24,6 +24,8 @@ class Subject:
     HarvesterMachine, whose name differs. `deleting` says that the Machine is already being deleted,
     `topology` that the Cluster has a topology, so that templates are not edited by hand. `ran` says
     that its VM was ready once, `only` that no other machine has the etcd of the cluster.
+    `unmarked` says that a MachineHealthCheck finds the Machine unhealthy, and that its owner is not
+    to replace it.
     """
 
     namespace: str
@@ -37,6 +39,7 @@ class Subject:
     topology: bool = False
     ran: bool = False
     only: bool = False
+    unmarked: bool = False
 
     @property
     def describe(self) -> str:
@@ -83,6 +86,14 @@ _KEEP_ONLY_MACHINE = (
 _POOLS = (
     f"Find leaked addresses: {remedies.AUDIT_POOLS}. Otherwise add a range to the pool, or another "
     "pool to ipPoolRefs"
+)
+# Harvester stops a running VM when its quota shrinks, and the provider starts only new VMs.
+_START_AFTER_QUOTA = (
+    "Raise the quota of namespace {target} on Harvester, or delete VMs there, and start the VM"
+)
+_UNMARKED = (
+    "A MachineHealthCheck has found it unhealthy and does not mark it for its owner; condition "
+    f"RemediationAllowed of the MachineHealthCheck says why. By hand: {_REPLACE}"
 )
 _LOGS = f"Check the provider's log: {remedies.LOGS(namespace='caphv-system')}"
 _BOOTSTRAP_LOGS = remedies.LOGS_OF_BOOTSTRAP(
@@ -201,6 +212,14 @@ _BY_REASON: dict[str, str] = {
     "EtcdMemberNotReleased": (
         f"Check that the member is removed, and end the wait: {remedies.REMOVE_MEMBERS}"
     ),
+    "DeletionHeld": (
+        "Have the controller of the finalizer run, or, if nothing will remove the finalizer, "
+        "remove it from the object on Harvester"
+    ),
+    "QuotaUsedUp": (
+        "Raise the quota of namespace {target} on Harvester, or delete VMs there: the machine then "
+        "continues"
+    ),
     "HeldByRancher": (
         "Check the workload API and the status of the RKEControlPlane; to give the member up, "
         f"set annotation {RANCHER_FORCE_REMOVE_ANNOTATION}=true on the machine's RKEBootstrap"
@@ -284,6 +303,8 @@ def _template(reason: str, subject: Subject) -> str:
     template = _BY_REASON.get(reason, _LOOK if subject.kind else _LOGS)
     if subject.topology:
         template = _IN_TOPOLOGY.get(reason, template)
+    if reason == "QuotaUsedUp" and subject.ran:
+        return _START_AFTER_QUOTA
     if _REPLACE not in template:
         return template
 
@@ -304,6 +325,8 @@ def _machine_template(reason: str, subject: Subject, template: str) -> str:
         is_lost = reason == Reason.MACHINE_NOT_FOUND and subject.kind == "HarvesterMachine"
         return _RESTORE_ONLY_VM if is_lost else _KEEP_ONLY_MACHINE
 
+    if reason == Reason.MACHINE_NOT_FOUND and subject.unmarked:
+        return _UNMARKED
     # The core creates the templates of a topology from its variables.
     if template == _CORRECT_TEMPLATE:
         return _ADD_ON_HARVESTER + (_CORRECT_VARIABLE if subject.topology else template)

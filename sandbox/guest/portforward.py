@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 PROTOCOL = "portforward.k8s.io"
 UPGRADE = "SPDY/3.1"
 CONNECT_SECONDS = 5.0
+HALF_CLOSED_SECONDS = 1.0
+"""How long a connection continues after the guest's end, as in containerd."""
 _CHUNK = 65536
 
 
@@ -51,7 +53,7 @@ async def forward(request: web.Request, address: str) -> web.StreamResponse:
     try:
         await session.ended.wait()
     finally:
-        session.close()
+        await session.close()
         transport.close()
     return answer
 
@@ -85,10 +87,10 @@ class _Session:
         """Handle the end of the connection."""
         self.ended.set()
 
-    def close(self) -> None:
-        """Close all connections to the guest."""
-        for port in self._ports.values():
-            port.close()
+    async def close(self) -> None:
+        """Close all connections to the guest, and wait until they are closed."""
+        tasks = [port.close() for port in self._ports.values()]
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def send(self, content: bytes) -> None:
         """Send frames, unless the connection is closed."""
@@ -101,13 +103,21 @@ class _Session:
         """Send data of a stream, or its end."""
         self.send(self._encoder.data(stream, content, fin=fin))
 
-    def fail(self, request: str, message: str) -> None:
-        """Report an error of a forwarded port on its error stream."""
-        stream = self._errors.get(request)
-        if stream is not None:
-            self.data(stream, message.encode(), fin=True)
+    def finish(self, stream: int, request: str, error: str) -> None:
+        """Forget a forwarded port, and end its error stream, with an error if it is not empty.
+
+        Clients wait for the end of the error stream also after a success. After an error, the data
+        ends as well, and not before the error is sent: a client may leave at the end of the data.
+        """
+        self._ports.pop(stream, None)
+        error_stream = self._errors.pop(request, None)
+        if error_stream is not None:
+            self.data(error_stream, error.encode(), fin=True)
+        if error:
+            self.data(stream, fin=True)
 
     def _handle_frame(self, frame: Frame) -> None:
+        """Answer a frame, or pass it to the connection of its stream."""
         match frame:
             case Opened(stream, headers, _):
                 self.send(self._encoder.reply(stream))
@@ -122,8 +132,11 @@ class _Session:
                 self.ended.set()
 
     def _open(self, stream: int, headers: Mapping[str, str]) -> None:
-        # Both streams of a forwarded connection have the same request id. The error stream comes
-        # first.
+        """Register an error stream, or connect a data stream to its port.
+
+        Both streams of a forwarded connection have the same request id, and the error stream comes
+        first. So the error stream is known when the connection fails.
+        """
         kind = headers.get("streamtype", "")
         request = headers.get("requestid", "")
         port = headers.get("port", "")
@@ -145,7 +158,10 @@ class _Port:
         self._endpoint = endpoint
         # Data may arrive before the connection exists. None marks the end of the data.
         self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._error = ""
         self._task = asyncio.get_running_loop().create_task(self._relay())
+        # A callback, because a task that is cancelled before it begins runs no `finally`.
+        self._task.add_done_callback(self._finish)
 
     def write(self, content: bytes, *, fin: bool) -> None:
         """Pass data to the guest, or the end of it."""
@@ -154,34 +170,52 @@ class _Port:
         if fin:
             self._outgoing.put_nowait(None)
 
-    def close(self) -> None:
-        """Close the connection."""
+    def close(self) -> asyncio.Task[None]:
+        """Begin to close the connection, and return the task that ends when it is closed."""
         self._task.cancel()
+        return self._task
 
     async def _relay(self) -> None:
+        """Connect to the guest, and pass data in both directions until both sides have ended."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 reader, writer = await asyncio.open_connection(*self._endpoint)
         except OSError as error:
             # This includes TimeoutError.
-            message = f"cannot connect to port {self._endpoint[1]}: {type(error).__name__}"
-            self._session.fail(self._request, message)
-            self._session.data(self._stream, fin=True)
-            return
+            self._error = f"cannot connect to port {self._endpoint[1]}: {type(error).__name__}"
+        else:
+            await self._pass_both_ways(reader, writer)
 
-        sender = asyncio.get_running_loop().create_task(self._send(writer))
+    def _finish(self, _: asyncio.Task[None]) -> None:
+        self._session.finish(self._stream, self._request, self._error)
+
+    async def _pass_both_ways(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Pass data in both directions, and close the connection to the guest."""
+        sending = asyncio.create_task(self._send(writer))
+        try:
+            await self._receive(reader)
+            self._session.data(self._stream, fin=True)
+
+            # The guest has closed only its own direction, so that it may still read. Not every
+            # client ends its data, so the wait for the client is limited.
+            await asyncio.wait({sending}, timeout=HALF_CLOSED_SECONDS)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            writer.close()
+
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
+        """Pass the data of the guest to the client until the guest ends its data."""
         try:
             while content := await reader.read(_CHUNK):
                 self._session.data(self._stream, content)
         except OSError:
             log.debug("port %d of %s was closed", self._endpoint[1], self._endpoint[0])
-        finally:
-            sender.cancel()
-            writer.close()
-
-        self._session.data(self._stream, fin=True)
 
     async def _send(self, writer: asyncio.StreamWriter) -> None:
+        """Pass the data of the client to the guest until the client ends its data."""
         while (content := await self._outgoing.get()) is not None:
             writer.write(content)
             await writer.drain()

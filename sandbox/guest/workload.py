@@ -23,8 +23,8 @@ from sandbox.guest import etcd
 from sandbox.guest.etcd import EtcdMembers
 from sandbox.guest.join import Join
 from sandbox.guest.kubelet import Etcd, Etcdctl, Kubelet
-from sandbox.guest.members import Members
 from sandbox.guest.rancher import PROGRAMS
+from sandbox.guest.supervisor import Supervisor
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ADMIN, ApiServer, Token, private_file
 from sandbox.processes.proxy import TcpProxy
@@ -82,7 +82,7 @@ class _Cluster:
     etcd: Etcd = field(default_factory=Etcd)
     real_etcd: EtcdMembers | None = None
     kubelets: dict[str, Kubelet] = field(default_factory=dict)
-    members: asyncio.Task[None] | None = None
+    supervisor: asyncio.Task[None] | None = None
 
 
 class Workloads:
@@ -149,9 +149,9 @@ class Workloads:
             await self._listen(cluster, member, server)
 
             program = next((program for program in PROGRAMS if program.name == join.program), None)
-            if program and (cluster.members is None or cluster.members.done()):
-                members = Members(server, cluster.etcd, program)
-                cluster.members = asyncio.create_task(members.run())
+            if program and (cluster.supervisor is None or cluster.supervisor.done()):
+                supervisor = Supervisor(server, cluster.etcd, program)
+                cluster.supervisor = asyncio.create_task(supervisor.run())
 
             etcdctl = await self._start_etcd(cluster, member)
             kubelet = cluster.kubelets[member.address] = Kubelet(member.address, etcdctl, ca)
@@ -193,10 +193,10 @@ class Workloads:
             # Check again under the lock, because another guest may be starting.
             async with cluster.lock:
                 if not cluster.listeners and cluster.server:
-                    if cluster.members:
-                        cluster.members.cancel()
-                        await asyncio.gather(cluster.members, return_exceptions=True)
-                        cluster.members = None
+                    if cluster.supervisor:
+                        cluster.supervisor.cancel()
+                        await asyncio.gather(cluster.supervisor, return_exceptions=True)
+                        cluster.supervisor = None
                     await cluster.server.stop()
 
     def forget(self, disk: str) -> None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from caphv.api.object import (
     CONFIG_MAPS,
@@ -31,7 +33,7 @@ from caphv.api.object import (
 )
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.controller import Controller
+from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import Invalid, NotFound
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,14 @@ CORE = (
     SERVICE_ACCOUNTS,
 )
 FOREGROUND = "foregroundDeletion"
+_RETRY_SECONDS = 1.0
+
+
+class _Object(NamedTuple):
+    """The metadata of an object, with its kind."""
+
+    resource: Resource
+    obj: Obj
 
 
 class GarbageCollector:
@@ -57,9 +67,8 @@ class GarbageCollector:
         )
         self._informers: dict[str, Informer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._objects: dict[str, tuple[Resource, Obj]] = {}
+        self._objects: dict[str, _Object] = {}
         self._dependents: dict[str, set[str]] = {}
-        self._namespace_uids: dict[str, str] = {}
         self._controller = Controller("garbage", self._reconcile, concurrency=8)
 
     async def run(self) -> None:
@@ -117,10 +126,7 @@ class GarbageCollector:
             return
 
         uid = uid_of(change.new)
-        self._objects[uid] = (change.resource, change.new)
-        if change.resource is NAMESPACES:
-            self._namespace_uids[change.key.name] = uid
-
+        self._objects[uid] = _Object(change.resource, change.new)
         owners = _owners(change.new)
         for owner in owners:
             self._dependents.setdefault(owner["uid"], set()).add(uid)
@@ -137,23 +143,26 @@ class GarbageCollector:
         for dependent in self._dependents.pop(uid, ()):
             self._controller.enqueue(Key("", dependent))
 
-        namespace = self._namespace_uids.get(obj["metadata"].get("namespace", ""))
+        # The deletion of the namespace may wait for this object.
+        namespace = self._informers[str(NAMESPACES)].get("", key_of(obj).namespace)
         if namespace:
-            self._controller.enqueue(Key("", namespace))
+            self._controller.enqueue(Key("", uid_of(namespace)))
 
     # Deletion
 
-    async def _reconcile(self, key: Key) -> None:
-        resource, obj = self._objects.get(key.name, (NAMESPACES, None))
-        if obj is None:
-            return
+    async def _reconcile(self, key: Key) -> Result | None:
+        """Reconcile the object whose uid is the name of the key."""
+        if key.name not in self._objects:
+            return None
 
+        resource, obj = self._objects[key.name]
         if not being_deleted(obj):
             await self._collect(resource, obj)
         elif resource is NAMESPACES:
-            await self._finish_namespace(obj)
+            return await self._finish_namespace(obj)
         elif FOREGROUND in (obj["metadata"].get("finalizers") or ()):
             await self._finish_foreground(resource, obj)
+        return None
 
     async def _collect(self, resource: Resource, obj: Obj) -> None:
         """Delete an object whose owners were all deleted, or remove references to deleted ones."""
@@ -167,6 +176,7 @@ class GarbageCollector:
             await self._patch_metadata(resource, obj, {"ownerReferences": existing})
 
     async def _is_deleted(self, owner: Obj, dependent: Obj) -> bool:
+        """Return whether the owner in a reference no longer exists. Unwatched kinds exist."""
         group = owner["apiVersion"].rpartition("/")[0]
         resources = [
             informer.resource
@@ -185,48 +195,70 @@ class GarbageCollector:
             return True
         return uid_of(live) != owner["uid"]
 
-    async def _finish_namespace(self, namespace: Obj) -> None:
+    async def _finish_namespace(self, namespace: Obj) -> Result | None:
+        """Delete what a deleted namespace contains, and end its deletion once it is empty."""
         name = namespace["metadata"]["name"]
         contents = [
-            (resource, obj)
-            for resource, obj in self._objects.values()
-            if obj["metadata"].get("namespace") == name
+            member for member in self._objects.values() if key_of(member.obj).namespace == name
         ]
+        if not contents:
+            # Ask the server, because an informer may be out of date, and an object that outlives
+            # its namespace could never be deleted.
+            contents = await self._list_contents(name)
+        if contents:
+            await self._delete_contents(contents)
+            # No event follows if the informer of an object misses both its creation and deletion.
+            return Result(requeue_after=_RETRY_SECONDS)
 
+        # The finalizer of a namespace is in its spec, which only this subresource changes.
+        body = {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": name},
+            "spec": {"finalizers": []},
+        }
+        with contextlib.suppress(NotFound):
+            await self._client.request(
+                "PUT", NAMESPACES.path("", name, "finalize"), resource=NAMESPACES, body=body
+            )
+        return None
+
+    async def _list_contents(self, namespace: str) -> list[_Object]:
+        """Return the objects of a namespace, as the server has them now."""
+        contents = []
+        for informer in tuple(self._informers.values()):
+            resource = informer.resource
+            if not resource.namespaced:
+                continue
+            # A kind whose CRD was deleted meanwhile has no objects.
+            with contextlib.suppress(NotFound):
+                answer = await self._client.list(resource, namespace, metadata_only=True)
+                contents += [_Object(resource, obj) for obj in answer["items"]]
+        return contents
+
+    async def _delete_contents(self, contents: Iterable[_Object]) -> None:
+        """Delete objects, also after a refusal. Raises the last refusal, for another attempt."""
         refusal = None
         for resource, obj in contents:
             if not being_deleted(obj):
                 try:
                     await self._delete(resource, obj)
                 except Invalid as error:
-                    # Another object may use this one, like a VM its claim. Delete the other
-                    # objects first, and then let the controller retry.
+                    # Another object may use this one, like a VM its claim.
                     refusal = error
         if refusal:
             raise refusal
 
-        if not contents:
-            # The finalizer of a namespace is in its spec, which only this subresource changes.
-            body = {
-                "apiVersion": "v1",
-                "kind": "Namespace",
-                "metadata": {"name": name},
-                "spec": {"finalizers": []},
-            }
-            with contextlib.suppress(NotFound):
-                await self._client.request(
-                    "PUT", NAMESPACES.path("", name, "finalize"), resource=NAMESPACES, body=body
-                )
-
     async def _finish_foreground(self, resource: Resource, obj: Obj) -> None:
+        """Delete the dependents of an object, and remove its finalizer once there are none."""
         dependents = [
             self._objects[uid]
             for uid in self._dependents.get(uid_of(obj), ())
             if uid in self._objects
         ]
         for dependent in dependents:
-            if not being_deleted(dependent[1]):
-                await self._delete(*dependent)
+            if not being_deleted(dependent.obj):
+                await self._delete(dependent.resource, dependent.obj)
 
         if not dependents:
             finalizers = [name for name in obj["metadata"]["finalizers"] if name != FOREGROUND]

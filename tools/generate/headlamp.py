@@ -15,7 +15,7 @@ from pathlib import Path
 from caphv.api import generated
 from caphv.api.names import EVACUATED_FROM_ANNOTATION, ConditionType
 from operations.status.conditionproblems import NOTES, PASSING
-from operations.status.diagnosis import ADDITIONAL, CHOSEN, GATES
+from operations.status.diagnosis import CHOSEN, GATES, ORDER
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _PAGE = _CHECKOUT / "docs" / "reference" / "conditions.md"
@@ -32,8 +32,9 @@ def conditions() -> dict[str, object]:
     the most important first. `chosen` has the reasons of a user's decisions, `passing` those of
     normal steps, `notes` those that impair nothing, and `reasons` the meaning and remedy of each.
     """
+    others = [kind for kind in ORDER if kind not in GATES]
     return {
-        "harvesterCluster": [ConditionType.READY, *GATES, *ADDITIONAL],
+        "harvesterCluster": [ConditionType.READY, *GATES, *others],
         "harvesterMachine": [ConditionType.READY, ConditionType.VM_UP_TO_DATE],
         "chosen": sorted(CHOSEN),
         "passing": sorted(PASSING),

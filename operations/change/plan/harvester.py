@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from caphv.api.identities import identity_of
 from caphv.api.object import Key, Obj
@@ -27,20 +28,27 @@ from operations.read.objects import Unseen
 from operations.read.servers import HARVESTER_SECONDS
 
 
+class HarvesterAnswer(NamedTuple):
+    """A Harvester, None if it cannot be read, and what could not be seen of it."""
+
+    surroundings: Surroundings | None
+    unseen: list[str]
+
+
 async def ask_harvester(
     client: ApiClient, harvester_cluster: Obj, objects: Objects
-) -> tuple[Surroundings | None, list[str]]:
-    """Read the Harvester of a HarvesterCluster; return it, and what could not be seen of it.
+) -> HarvesterAnswer:
+    """Read the Harvester of a HarvesterCluster.
 
-    The first part is None if the Harvester cannot be read. Manifests may create the identity
-    Secret, so that a Secret among the objects takes precedence over the existing one.
+    Manifests may create the identity Secret, so that a Secret among the objects takes precedence
+    over the existing one.
     """
     identity = identity_of(harvester_cluster)
     secret = objects.get(ObjectId("", "Secret", *identity))
     secrets: Mapping[Key, Obj] = {identity: secret} if secret else {}
     accounts, hidden = await read_accounts(client, [harvester_cluster], secrets)
     if not accounts:
-        return None, list(map(str, hidden))
+        return HarvesterAnswer(None, list(map(str, hidden)))
 
     account = accounts[0]
     server = account.kubeconfig.server
@@ -50,10 +58,11 @@ async def ask_harvester(
     try:
         surroundings = await read_surroundings(harvester, account.namespaces)
     except (ApiError, Unreachable, NotAHarvesterError) as error:
-        return None, [f"Harvester {server}: {error}"]
+        return HarvesterAnswer(None, [f"Harvester {server}: {error}"])
     finally:
         await harvester.close()
-    return surroundings, list(_unseen(server, surroundings.capacity.harvester.unseen))
+    hidden_kinds = _unseen(server, surroundings.capacity.harvester.unseen)
+    return HarvesterAnswer(surroundings, list(hidden_kinds))
 
 
 def _unseen(server: str, unseen: list[Unseen]) -> Iterator[str]:
@@ -98,6 +107,7 @@ def shortcomings_of(
 
 
 def _requirements(after: DesiredState) -> Iterator[Requirements]:
+    """Yield what the HarvesterCluster and the machines of each pool require of Harvester."""
     target = str(after.infrastructure.get("targetNamespace") or "")
     machines = [
         machine_requirements(

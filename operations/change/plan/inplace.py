@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from caphv.api.livechanges import Policy, live_changes, machine_obstacles
 from caphv.api.object import Obj, at, dict_at, labels_of, list_at
+from operations.capacity.machinechanges import NO_EXTENSION
 from operations.capacity.machinepools import CONTROL_PLANE, Pool
 from operations.read.objects import condition_of
 from operations.read.selectors import selects
@@ -36,10 +37,10 @@ class InPlaceUpdates:
     def obstacles(self, before: Pool, after: Pool) -> tuple[str, ...]:
         """Return the reasons why a change replaces the machines of a pool; empty if in place.
 
-        Where no extension updates machines, there is no reason to name, and one without text.
+        The answer is `NO_EXTENSION` where no extension updates machines.
         """
         if self.policy is None:
-            return ("",)
+            return NO_EXTENSION
         policy = after.in_place_policy or self.policy
         if policy not in list(Policy):
             return (f"policy {policy} is not known: use {', '.join(Policy)}",)
@@ -51,6 +52,7 @@ class InPlaceUpdates:
         return reasons
 
     def _reasons(self, before: Pool, after: Pool) -> tuple[str, ...]:
+        """Return what keeps the extension from updating the machines of a pool."""
         if after.name == CONTROL_PLANE:
             return ("whether its provider updates control planes in place is not known",)
         if not after.updates_in_place:

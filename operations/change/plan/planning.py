@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from caphv.api import clusterapi, names, resources
@@ -12,7 +12,7 @@ from caphv.api.objectid import ObjectId
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, RequestError
 from operations.backup.reading import read_objects
-from operations.capacity.machinechanges import ClusterEffect, effect_of
+from operations.capacity.machinechanges import effect_of
 from operations.capacity.machinepools import (
     CONTROL_PLANE,
     DesiredState,
@@ -51,26 +51,13 @@ async def plan_of_manifests(
         if change.action is not None
     )
 
-    management, models = await _models(client, preview.clusters)
-    clusters: list[ClusterPlan] = []
-    hidden: list[str] = []
-    configs, unread = await _extension_configs(client) if preview.clusters else ([], [])
+    planner = await _read_planner(client, preview.clusters, with_harvester=with_harvester)
+    clusters = []
     for key in preview.clusters:
-        model = models.get(key)
-        before = _actual(desired_state(key, preview.before), model, management)
-        after = desired_state(key, preview.after)
-        updates = await _in_place_updates(client, key, management, configs)
-        if any(pool.updates_in_place for pool in after.pools.values()):
-            hidden += unread
-        effect = effect_of(key, before, after, _outdated(model, management), updates.obstacles)
-        if not effect.changes and not effect.unknown:
-            continue
-        cluster, unseen = await _cluster_plan(client, effect, after, preview.after, with_harvester)
-        clusters.append(cluster)
-        hidden += unseen
-
-    # Clusters of one Harvester repeat the same lines about it.
-    return Plan(objects, tuple(clusters), (*preview.unseen, *dict.fromkeys(hidden)))
+        before = desired_state(key, preview.before)
+        if cluster := await planner.plan(key, before, preview.after):
+            clusters.append(cluster)
+    return Plan(objects, tuple(clusters), (*preview.unseen, *planner.unseen))
 
 
 async def plan_of_cluster(client: ApiClient, key: Key, *, with_harvester: bool) -> Plan | None:
@@ -79,33 +66,123 @@ async def plan_of_cluster(client: ApiClient, key: Key, *, with_harvester: bool) 
     Raises `ApiError`, `Unreachable`, `NoClusterApiError`.
     """
     objects, unseen = await read_objects(client, [key.namespace])
-    management, models = await _models(client, [key])
-    if key not in models:
+    planner = await _read_planner(client, [key], with_harvester=with_harvester)
+    if key not in planner.models:
         return None
 
-    after = desired_state(key, objects)
-    before = _actual(after, models[key], management)
-    configs, _ = await _extension_configs(client)
-    updates = await _in_place_updates(client, key, management, configs)
-    effect = effect_of(key, before, after, _outdated(models[key], management), updates.obstacles)
-    cluster, hidden = await _cluster_plan(client, effect, after, objects, with_harvester)
-    clusters = (cluster,) if effect.changes or effect.unknown else ()
-    return Plan((), clusters, (*unseen, *hidden))
+    # What is under way leads from the existing machines to the desired state as it is.
+    cluster = await planner.plan(key, desired_state(key, objects), objects)
+    return Plan((), (cluster,) if cluster else (), (*unseen, *planner.unseen))
 
 
-async def _models(
-    client: ApiClient, keys: Iterable[Key]
-) -> tuple[ManagementObjects, dict[Key, Cluster]]:
-    """Return the objects of the management cluster, and the models of these clusters."""
-    keys = set(keys)
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """Plan clusters, by the objects of a management cluster and the answers of Harvesters.
+
+    :param client: client of the management cluster
+    :param with_harvester: whether to ask Harvesters for their free capacity
+    :param management: the objects of the management cluster
+    :param models: the models of the existing clusters
+    :param configs: the ExtensionConfigs
+    :param configs_error: why the ExtensionConfigs could not be read, or empty
+    :param unseen: collects what could not be seen, each text once
+    """
+
+    client: ApiClient
+    with_harvester: bool
+    management: ManagementObjects
+    models: Mapping[Key, Cluster]
+    configs: Sequence[Obj]
+    configs_error: str
+    unseen: dict[str, None] = field(default_factory=dict)
+
+    async def plan(self, key: Key, desired: DesiredState, objects: Objects) -> ClusterPlan | None:
+        """Return the plan of a cluster; None if nothing happens.
+
+        :param key: the cluster
+        :param desired: its desired state before the change
+        :param objects: all objects after the change
+        """
+        model = self.models.get(key)
+        before = _actual(desired, model, self.management)
+        after = desired_state(key, objects)
+        if self.configs_error and any(pool.updates_in_place for pool in after.pools.values()):
+            self.unseen[self.configs_error] = None
+        updates = await self._in_place_updates(key)
+        effect = effect_of(key, before, after, _outdated(model, self.management), updates.obstacles)
+        if not effect.changes and not effect.unknown:
+            return None
+
+        harvester_cluster = _harvester_cluster(key, after, objects)
+        harvester = None
+        changes_vms = effect.needs.vms or any(pool.updated for pool in effect.pools)
+        if self.with_harvester and (changes_vms or effect.infrastructure):
+            harvester, hidden = await ask_harvester(self.client, harvester_cluster, objects)
+            # Clusters of one Harvester repeat the same lines about it.
+            self.unseen.update(dict.fromkeys(hidden))
+
+        cluster = objects.get(ObjectId(resources.CLUSTER_API_GROUP, "Cluster", *key))
+        return ClusterPlan(
+            cluster=str(key),
+            pools=effect.pools,
+            infrastructure=effect.infrastructure,
+            vms_created=sum(pool.created for pool in effect.pools),
+            vms_deleted=sum(pool.deleted for pool in effect.pools),
+            shortcomings=shortcomings_of(after, cluster, harvester) if harvester else (),
+            needs=needs_and_free(
+                effect.needs, harvester_cluster, harvester.capacity if harvester else None
+            ),
+            unknown=effect.unknown,
+            services=_services(key, harvester_cluster, after, harvester),
+        )
+
+    async def _in_place_updates(self, cluster: Key) -> InPlaceUpdates:
+        """Return what decides on updates in place of a cluster."""
+        if not self.configs:
+            return InPlaceUpdates()
+        try:
+            namespace = await self.client.get(NAMESPACES, cluster.namespace)
+        except RequestError:
+            return InPlaceUpdates()
+
+        harvester_machines = by_key(self.management.harvester_machines)
+        machines: dict[str, list[Obj]] = {}
+        for machine in by_cluster(self.management.machines).get(cluster, ()):
+            # The machines of a control plane have none. Nothing asks for the pool without a name.
+            deployment = labels_of(machine).get(names.DEPLOYMENT_LABEL, "")
+            pool = _pool_name(
+                "MachineDeployment", Key(cluster.namespace, deployment), self.management
+            )
+            name = clusterapi.infrastructure_ref(machine)[1]
+            # Nothing is known of a machine that was not read.
+            obj = harvester_machines.get(Key(cluster.namespace, name)) or {}
+            machines.setdefault(pool, []).append(obj)
+        return InPlaceUpdates(extension_policy(self.configs, namespace), machines)
+
+
+async def _read_planner(
+    client: ApiClient, keys: Collection[Key], *, with_harvester: bool
+) -> _Planner:
+    """Read what the plans of these clusters need. Raises `ApiError`, `Unreachable`."""
     namespaces = {key.namespace for key in keys}
-    objects = ManagementObjects()
+    management = ManagementObjects()
+    configs: Sequence[Obj] = ()
+    configs_error = ""
     if namespaces:
         # One list of all namespaces costs less than one list per namespace.
         namespace = namespaces.pop() if len(namespaces) == 1 else ""
-        objects = await read_management(client, namespace)
-    overview = overview_of(objects, datetime.now(UTC))
-    return objects, {cluster.key: cluster for cluster in overview.clusters if cluster.key in keys}
+        management = await read_management(client, namespace)
+        try:
+            configs = await list_all(client, resources.EXTENSION_CONFIGS)
+        except NotFound:
+            pass  # the core has no Runtime SDK
+        except RequestError as error:
+            why = "machines count as replaced, as without updates in place"
+            configs_error = f"ExtensionConfigs: {error} ({why})"
+
+    overview = overview_of(management, datetime.now(UTC))
+    models = {cluster.key: cluster for cluster in overview.clusters if cluster.key in keys}
+    return _Planner(client, with_harvester, management, models, configs, configs_error)
 
 
 def _actual(
@@ -141,44 +218,6 @@ def _outdated(model: Cluster | None, objects: ManagementObjects) -> Mapping[str,
     return numbers
 
 
-async def _extension_configs(client: ApiClient) -> tuple[list[Obj], list[str]]:
-    """Return the ExtensionConfigs, and why they could not be seen."""
-    try:
-        return list(await list_all(client, resources.EXTENSION_CONFIGS)), []
-    except NotFound:
-        return [], []  # the core has no Runtime SDK
-    except RequestError as error:
-        why = "machines count as replaced, as without updates in place"
-        return [], [f"ExtensionConfigs: {error} ({why})"]
-
-
-async def _in_place_updates(
-    client: ApiClient, cluster: Key, objects: ManagementObjects, configs: Sequence[Obj]
-) -> InPlaceUpdates:
-    """Return what decides on updates in place of a cluster.
-
-    :param configs: the ExtensionConfigs
-    """
-    if not configs:
-        return InPlaceUpdates()
-    try:
-        namespace = await client.get(NAMESPACES, cluster.namespace)
-    except RequestError:
-        return InPlaceUpdates()
-
-    harvester_machines = by_key(objects.harvester_machines)
-    machines: dict[str, list[Obj]] = {}
-    for machine in by_cluster(objects.machines).get(cluster, ()):
-        # The machines of a control plane have none. Nothing asks for the pool without a name.
-        deployment = labels_of(machine).get(names.DEPLOYMENT_LABEL, "")
-        pool = _pool_name("MachineDeployment", Key(cluster.namespace, deployment), objects)
-        name = clusterapi.infrastructure_ref(machine)[1]
-        # Nothing is known of a machine that was not read.
-        obj = harvester_machines.get(Key(cluster.namespace, name)) or {}
-        machines.setdefault(pool, []).append(obj)
-    return InPlaceUpdates(extension_policy(configs, namespace), machines)
-
-
 def _pool_name(kind: str, key: Key, objects: ManagementObjects) -> str:
     """Return the name of a pool, which in a topology differs from its MachineDeployment's name."""
     if kind != "MachineDeployment":
@@ -187,44 +226,6 @@ def _pool_name(kind: str, key: Key, objects: ManagementObjects) -> str:
         if key_of(obj) == key:
             return labels_of(obj).get(names.POOL_LABEL, key.name)
     return key.name
-
-
-async def _cluster_plan(
-    client: ApiClient,
-    effect: ClusterEffect,
-    after: DesiredState,
-    objects: Objects,
-    with_harvester: bool,
-) -> tuple[ClusterPlan, list[str]]:
-    """Return the plan of a cluster, and what could not be seen of its Harvester.
-
-    :param client: client of the management cluster
-    :param effect: the effect on its machines
-    :param after: its desired state after the change
-    :param objects: all objects after the change
-    :param with_harvester: whether to ask its Harvester for the free capacity
-    """
-    harvester_cluster = _harvester_cluster(effect.cluster, after, objects)
-    harvester: Surroundings | None = None
-    hidden: list[str] = []
-    changes_vms = effect.needs.vms or any(pool.updated for pool in effect.pools)
-    if with_harvester and (changes_vms or effect.infrastructure):
-        harvester, hidden = await ask_harvester(client, harvester_cluster, objects)
-
-    capacity = harvester.capacity if harvester else None
-    cluster = objects.get(ObjectId(resources.CLUSTER_API_GROUP, "Cluster", *effect.cluster))
-    plan = ClusterPlan(
-        cluster=str(effect.cluster),
-        pools=effect.pools,
-        infrastructure=effect.infrastructure,
-        vms_created=sum(pool.created for pool in effect.pools),
-        vms_deleted=sum(pool.deleted for pool in effect.pools),
-        shortcomings=shortcomings_of(after, cluster, harvester) if harvester else (),
-        needs=needs_and_free(effect.needs, harvester_cluster, capacity),
-        unknown=effect.unknown,
-        services=_services(effect.cluster, harvester_cluster, after, harvester),
-    )
-    return plan, hidden
 
 
 def _services(

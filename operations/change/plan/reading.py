@@ -7,7 +7,7 @@ import copy
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from caphv.api import names
 from caphv.api.object import Key, Obj, Resource, annotations_of, at, key_of
@@ -57,6 +57,13 @@ class Preview:
     unseen: list[str] = field(default_factory=list)
 
 
+class _Manifest(NamedTuple):
+    """A manifest, with its kind; None for a kind that is not served."""
+
+    resource: Resource | None
+    obj: Obj
+
+
 async def read_preview(
     client: ApiClient, manifests: Iterable[Obj], default_namespace: str
 ) -> Preview:
@@ -67,20 +74,19 @@ async def read_preview(
     preview = Preview()
     discovery = Discovery(client)
     limit = asyncio.Semaphore(_REQUESTS_AT_ONCE)
-    objects = [await _locate(discovery, obj, default_namespace) for obj in manifests]
+    located = [await _locate(discovery, obj, default_namespace) for obj in manifests]
 
-    async def compare(resource: Resource | None, obj: Obj) -> None:
-        async with limit:
-            await _preview(client, preview, resource, obj)
+    async def compare_all(group: Iterable[_Manifest]) -> None:
+        async def compare(manifest: _Manifest) -> None:
+            async with limit:
+                await _preview(client, preview, manifest.resource, manifest.obj)
+
+        await asyncio.gather(*map(compare, group))
 
     # Whether the other objects are refused depends on the objects that are created first.
     for kind in _MADE_FIRST:
-        await asyncio.gather(
-            *(compare(resource, obj) for resource, obj in objects if obj["kind"] == kind)
-        )
-    await asyncio.gather(
-        *(compare(resource, obj) for resource, obj in objects if obj["kind"] not in _MADE_FIRST)
-    )
+        await compare_all(manifest for manifest in located if manifest.obj["kind"] == kind)
+    await compare_all(manifest for manifest in located if manifest.obj["kind"] not in _MADE_FIRST)
     preview.changes.sort(key=lambda change: change.identity)
 
     changed = {
@@ -114,21 +120,15 @@ async def _affected_namespaces(client: ApiClient, changed: Objects) -> set[str]:
     return namespaces
 
 
-async def _locate(
-    discovery: Discovery, obj: Obj, default_namespace: str
-) -> tuple[Resource | None, Obj]:
-    """Return the resource of a manifest, and the manifest with its namespace.
-
-    The resource is None for a kind that is not served.
-    """
-    obj = copy.deepcopy(obj)
-    try:
-        resource: Resource | None = await discovery.resource(obj)
-    except (LookupError, NotFound):
-        resource = None
+async def _locate(discovery: Discovery, manifest: Obj, default_namespace: str) -> _Manifest:
+    """Return a manifest with its namespace."""
+    obj = copy.deepcopy(manifest)
+    resource = None
+    with suppress(LookupError, NotFound):
+        resource = await discovery.resource(obj)
     if resource is None or resource.namespaced:
         obj["metadata"].setdefault("namespace", default_namespace)
-    return resource, obj
+    return _Manifest(resource, obj)
 
 
 async def _preview(

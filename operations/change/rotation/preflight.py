@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import replace
 
 from caphv.api import remedies
@@ -106,7 +106,7 @@ def _rights_to_rotate(account: Key, plan: RotationPlan) -> list[rights.Right]:
 
 
 def describe_missing(
-    identity: RotatedIdentity, missing: list[rights.Right], lost: Iterable[rights.Right] = ()
+    identity: RotatedIdentity, missing: list[rights.Right], lost: Collection[rights.Right] = ()
 ) -> str:
     """Say which rights the account of an identity lacks, and how to grant them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from caphv.api.names import Reason
 from caphv.api.object import Key, Obj, at
@@ -205,25 +205,32 @@ def _machine(cluster: Cluster, machine: Machine, causes: Mapping[str, Problem]) 
     }
 
 
-def _appearance(cluster: Cluster, machine: Machine, cause: Problem | None) -> tuple[str, str]:
-    """Return colour and text of a machine: red only where the cluster's card reports its error.
+class _Appearance(NamedTuple):
+    """The kind of a machine, which decides on its colour, and its text."""
+
+    kind: str
+    text: str
+
+
+def _appearance(cluster: Cluster, machine: Machine, cause: Problem | None) -> _Appearance:
+    """Return how a machine is shown: red only where the cluster's card reports its error.
 
     The order of the rules matters: a machine that is being deleted is not broken, and while
     Harvester does not answer, no warning about a machine is up to date.
     """
     if machine.deleting:
-        return "busy", "being deleted"
+        return _Appearance("busy", "being deleted")
     if cause is not None and cause.severity is Severity.ERROR:
-        return "bad", cause.cause
+        return _Appearance("bad", cause.cause)
     if cluster.state is State.UNREACHABLE or standstill(cluster.problems):
         last_seen = "as last seen" if machine.ready else "not ready when last seen"
-        return "stale", "parked" if cluster.state is State.PARKED else last_seen
+        return _Appearance("stale", "parked" if cluster.state is State.PARKED else last_seen)
     if cause is not None and cause.severity is Severity.WARNING:
-        return "warn", cause.cause
+        return _Appearance("warn", cause.cause)
     if machine.ready:
-        return "ok", "ready"
+        return _Appearance("ok", "ready")
     phase = machine.phase.lower() or "pending"
-    return "busy", cause.cause if cause else phase
+    return _Appearance("busy", cause.cause if cause else phase)
 
 
 def _problem_names(machine: Machine) -> Iterator[str]:

@@ -116,7 +116,7 @@ class LivePage:
 
         A failure is shown and the work is repeated, because a stuck page must not look live.
         """
-        soon = soon or asyncio.Event()
+        wake = soon or asyncio.Event()
         while True:
             try:
                 await work()
@@ -131,7 +131,7 @@ class LivePage:
 
             with suppress(TimeoutError):
                 async with asyncio.timeout(_DEEP_SECONDS):
-                    await soon.wait()
+                    await wake.wait()
 
     async def _follow(self, follower: Follower) -> None:
         """Show each change of the management cluster's objects."""
@@ -175,13 +175,12 @@ class LivePage:
 
     def _overview(self) -> Overview:
         """Return the model of the clusters that the page shows, without a deep read."""
-        whole = overview_of(self._objects, datetime.now(UTC))
+        overview = overview_of(self._objects, datetime.now(UTC))
         clusters = tuple(
-            cluster for cluster in whole.clusters if not self._keys or cluster.key in self._keys
+            cluster for cluster in overview.clusters if not self._keys or cluster.key in self._keys
         )
-        return with_causes(
-            Overview(whole.server, clusters, unseen=whole.unseen, provider=self._provider)
-        )
+        # A cause counts as shared only if clusters on the page share it.
+        return with_causes(replace(overview, clusters=clusters, provider=self._provider))
 
     async def _show(self, name: str) -> None:
         """Show the state after the servers that `name` stands for were read."""

@@ -106,6 +106,7 @@ class PageServer:
         return response
 
     async def _index(self, _request: web.Request) -> web.Response:
+        """Answer with the page."""
         # Texts of objects may contain anything, so only the page's own style and script may run.
         policy = (
             f"default-src 'none'; style-src 'nonce-{self._nonce}'; script-src "
@@ -122,6 +123,7 @@ class PageServer:
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
+        """Answer with the states of the page as a stream of events."""
         if self._streams >= _MAX_STREAMS:
             text = "Too many pages are open: close some."
             raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "15"})

@@ -25,7 +25,7 @@ from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from caphv.runtime.etcd import ETCDCTL
 from caphv.runtime.exec import ExecError, pod_exec
 from commands.main import cli
-from operations.change import etcdrestore, etcdsteps
+from operations.change import etcdrestore, etcdrestorechecks, etcdsteps
 from sandbox.harvester import kinds
 from sandbox.processes import pki
 from sandbox.processes.apiserver import private_file
@@ -283,7 +283,7 @@ async def test_a_restore_pauses_the_cluster_until_its_nodes_are_ready(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Guests of tests have addresses of this computer, which are refused.
-    for module in (etcdsteps, etcdrestore):
+    for module in (etcdsteps, etcdrestore, etcdrestorechecks):
         monkeypatch.setattr(module, "address_of", lambda machine: machine.addresses[0])
     client, machines = await control_plane(case, "a", "b"), machines_of("a", "b")
     try:

@@ -47,8 +47,8 @@ def interview(
 ) -> tuple[Interview, str]:
     """Ask for one flag, all others being given; return the interview and what it wrote."""
     found = Interview(dict.fromkeys((flag.name for flag in FLAGS), "x") | LEAST | {missing: ""}, lambda _: None)
-    found.given["--image-lookup"] = ""
-    found.given |= {f"--{name.replace('_', '-')}": value for name, value in given.items()}
+    found.flag_values["--image-lookup"] = ""
+    found.flag_values |= {f"--{name.replace('_', '-')}": value for name, value in given.items()}
     found.harvester = harvester
     found._check_harvester = lambda _flag, _text: None  # type: ignore[method-assign]
     result = CliRunner().invoke(

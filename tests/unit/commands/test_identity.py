@@ -295,6 +295,25 @@ def test_identities_are_listed_and_a_missing_one_is_wrong(servers: Servers) -> N
     assert servers.caphv("identity", "list", "-n", "elsewhere", "-o", "json").exit_code == 0
 
 
+def test_an_identity_that_does_not_verify_its_server_is_not_valid(servers: Servers) -> None:
+    """The provider and the other commands refuse it, too, unless they have the same flag."""
+    config = yaml.safe_load(create(servers, "-o", "kubeconfig").stdout)
+    cluster = config["clusters"][0]["cluster"]
+    del cluster["certificate-authority-data"]
+    cluster["insecure-skip-tls-verify"] = True
+    servers.management.put({**secret("open"), "data": {"kubeconfig": encoded(yaml.safe_dump(config))}})
+    servers.management.put(harvester_cluster("shop", "open"))
+
+    result = servers.caphv("identity", "list", "-A", "-o", "json")
+    (row,) = yaml.safe_load(result.stdout)["items"]
+    assert (result.exit_code, row["state"], row["clusters"]) == (1, "unusable", ["team/shop"])
+    assert row["error"].startswith("insecure-skip-tls-verify: credentials are not sent to ")
+
+    result = servers.caphv("identity", "list", "-A", "-o", "json", "--allow-insecure-identities")
+    (row,) = yaml.safe_load(result.stdout)["items"]
+    assert (result.exit_code, row["state"]) == (0, "valid")
+
+
 def cluster_identity(name: str, secret: str, namespace: str = "team") -> Obj:
     spec = {"secretRef": {"namespace": namespace, "name": secret}, "allowedNamespaces": {"list": ["team-a"]}}
     return {

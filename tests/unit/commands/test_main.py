@@ -74,6 +74,21 @@ finally:
     assert result.stderr.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("doctor --deep", ""),
+        ("doctor --hlep", " Did you mean '--help'?"),
+        ("status --dep", " Did you mean '--deep'?"),
+        ("bundles render --namespce", " Did you mean '--namespace'?"),
+    ],
+)
+def test_an_unknown_option_is_compared_with_similar_ones(words: str, hint: str) -> None:
+    result = CliRunner().invoke(cli, words.split())
+    name = words.rsplit(maxsplit=1)[-1]
+    assert (result.exit_code, result.output.splitlines()[-1]) == (2, f"Error: No such option '{name}'.{hint}")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_of_the_table_can_be_called_and_gives_examples(name: str) -> None:
     result = call(name, "--help")

@@ -45,7 +45,7 @@ def test_clusters_are_named_while_it_is_unknown_whether_their_removal_was_pushed
 ) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(management, "delete", lambda _flags, _names, *, dry_run=False: asked.append(dry_run) or [])
-    monkeypatch.setattr(management, "drop", lambda _flags, plan, _snapshot: (plan, []))
+    monkeypatch.setattr(management, "drop", lambda _flags, plan, _snapshot: management.Dropped(plan, []))
     options = SimpleNamespace(confirmed=(), message="", dry_run=False, applied=True)
     store, planner = Store(), Planner()
     with pytest.raises(InputError) as failed:

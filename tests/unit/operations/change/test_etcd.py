@@ -10,7 +10,13 @@ from caphv.api.object import Key, Obj
 from caphv.runtime.etcd import Member
 from operations.change.changes import ChangeError
 from operations.change.clusterparts import cluster_and_parts
-from operations.change.etcd import EtcdMember, chosen, members_with_machines, removal_checks, unreleased_machines
+from operations.change.etcd import (
+    EtcdMember,
+    choose_members,
+    members_with_machines,
+    removal_checks,
+    unreleased_machines,
+)
 from operations.status.check import Result
 from operations.status.model import Cluster
 from tests.support import observed
@@ -80,11 +86,11 @@ def member(number: int, state: str) -> EtcdMember:
 
 def test_stale_members_are_removed_by_default_and_others_by_name_or_id() -> None:
     found = [member(10, "healthy"), member(11, "stale")]
-    assert [each.name for each in chosen(found, ())] == ["m11"]
-    assert [each.name for each in chosen(found, ["a"])] == ["m10"]
-    assert [each.name for each in chosen(found, ["m10", "b"])] == ["m10", "m11"]
+    assert [each.name for each in choose_members(found, ())] == ["m11"]
+    assert [each.name for each in choose_members(found, ["a"])] == ["m10"]
+    assert [each.name for each in choose_members(found, ["m10", "b"])] == ["m10", "m11"]
     with pytest.raises(ChangeError, match=r"etcd has no member m12; there are m10 \(a\), m11 \(b\)"):
-        chosen(found, ["m12"])
+        choose_members(found, ["m12"])
 
 
 def errors(found: list[EtcdMember], *removed: int) -> set[str]:

@@ -12,20 +12,18 @@ from caphv.api.names import ETCD_RESTORE_ANNOTATION
 from caphv.api.object import Key, Obj
 from operations.change.changes import ChangeError
 from operations.change.clusterparts import cluster_and_parts
+from operations.change.etcdnodes import EtcdNodes, member_names, ready_nodes
 from operations.change.etcdrestore import (
     Restore,
     begin,
-    begin_checks,
     choose,
     discard,
     finish,
-    finish_checks,
     identify,
-    member_names,
     pause_again,
-    ready_nodes,
     restore_of,
 )
+from operations.change.etcdrestorechecks import begin_checks, finish_checks
 from operations.read.etcdsnapshots import EtcdSnapshot, snapshots_of
 from operations.status.check import Check, Result
 from operations.status.model import Cluster
@@ -290,13 +288,13 @@ def test_a_restore_is_complete_when_the_restored_node_is_ready() -> None:
     parts, cluster = parts_of(three())
     begun = Restore(NAME, True, "cp-2", ID, "cp-2-1a2b")
     nodes = dict.fromkeys(("cp-1", "cp-2", "cp-3", "worker-1"), True)
-    assert all(check.result is Result.OK for check in finish_checks(parts, cluster, begun, nodes, AFTER))
-    assert failed(finish_checks(parts, cluster, begun, "no answer", AFTER)) == ["api"]
-    assert failed(finish_checks(parts, cluster, begun, nodes | {"cp-2": False}, AFTER)) == ["machine"]
+    assert all(check.result is Result.OK for check in finish_checks(parts, cluster, begun, EtcdNodes(nodes, AFTER), ""))
+    assert failed(finish_checks(parts, cluster, begun, EtcdNodes({}, AFTER), "no answer")) == ["api"]
+    assert failed(finish_checks(parts, cluster, begun, EtcdNodes(nodes | {"cp-2": False}, AFTER), "")) == ["machine"]
 
     # Without the pause, controllers would delete a server while etcd has a single member.
     del nodes["cp-1"]
-    checks = finish_checks(parts, cluster, begun, nodes | {"worker-1": False, "old": True}, AFTER)
+    checks = finish_checks(parts, cluster, begun, EtcdNodes(nodes | {"worker-1": False, "old": True}, AFTER), "")
     assert failed(checks) == ["machine"]
     wrong = {check.message: check.remedy for check in checks if check.wrong}
     assert [message.split()[1] for message in wrong] == ["cp-1", "worker-1", "old"]
@@ -312,13 +310,14 @@ def test_a_database_that_was_not_reset_is_not_that_of_the_snapshot(annotation: s
     begun = identify(Restore(NAME, True, "cp-2"), cluster, ID, members)
     assert begun == Restore(NAME, True, "cp-2", ID, "cp-2-1a2b")
     nodes = dict.fromkeys(("cp-1", "cp-2", "cp-3", "worker-1"), True)
-    assert failed(finish_checks(parts, cluster, begun, nodes, members)) == ["database"]
+    assert failed(finish_checks(parts, cluster, begun, EtcdNodes(nodes, members), "")) == ["database"]
     node["metadata"]["annotations"][annotation] = "cp-2-3c4d"
-    assert failed(finish_checks(parts, cluster, begun, nodes, member_names([node]))) == []
+    assert failed(finish_checks(parts, cluster, begun, EtcdNodes(nodes, member_names([node])), "")) == []
 
     # It is unknown where the API did not answer.
     begun = identify(Restore(NAME, True, "cp-2"), cluster, ID, {})
-    (unknown,) = (check for check in finish_checks(parts, cluster, begun, nodes, AFTER) if check.id == "database")
+    checks = finish_checks(parts, cluster, begun, EtcdNodes(nodes, AFTER), "")
+    (unknown,) = (check for check in checks if check.id == "database")
     assert unknown.result is Result.SKIPPED
 
 
@@ -333,14 +332,16 @@ def test_a_restore_is_not_complete_when_its_machine_was_deleted() -> None:
     del builder.machines["cp-2"]
     parts, cluster = parts_of(builder)
     nodes = dict.fromkeys(("cp-1", "cp-3", "worker-1"), True)
-    assert failed(finish_checks(parts, cluster, Restore(NAME, True, "cp-2"), nodes, AFTER)) == ["machine"]
+    assert failed(finish_checks(parts, cluster, Restore(NAME, True, "cp-2"), EtcdNodes(nodes, AFTER), "")) == [
+        "machine"
+    ]
 
 
 def test_the_restore_of_a_cluster_that_is_being_deleted_ends_without_checks() -> None:
     builder = three()
     builder.cluster["metadata"]["deletionTimestamp"] = TAKEN
     parts, cluster = parts_of(builder)
-    assert failed(finish_checks(parts, cluster, Restore(NAME, True, "cp-2"), "no answer", AFTER)) == []
+    assert failed(finish_checks(parts, cluster, Restore(NAME, True, "cp-2"), EtcdNodes({}, AFTER), "no answer")) == []
 
 
 def test_a_parked_cluster_is_never_restored() -> None:

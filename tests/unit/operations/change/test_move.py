@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from caphv.api.object import Key
 from caphv.api.objectid import ObjectId
 from caphv.runtime.errors import ServerFault, Unreachable
-from operations.backup import movedobjects, preflight, writing
+from operations.backup import adoption, movedobjects, preflight, writing
 from operations.backup.adoption import VirtualMachines
 from operations.change import move as protocol
 from operations.status.check import Check, Result
@@ -76,9 +77,22 @@ async def test_vms_that_the_target_does_not_adopt_in_time_are_named(sides: Sides
     result = await move(timeout=1.0)
     assert "delete" not in sides.steps
     assert any(
-        problem.startswith("the target has not adopted the VMs of team/cp-1: check its provider")
+        problem.startswith("the target has not adopted the VMs of team/cp-1: check the provider of the target")
         for problem in result.problems
     )
+
+
+async def test_a_server_that_never_answers_is_named_as_the_reason(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read_vms(*_: object) -> VirtualMachines:
+        if "pause" in sides.steps:
+            await asyncio.sleep(60)
+        return vms("source")
+
+    monkeypatch.setattr(adoption, "read_vms", read_vms)
+    result = await move(timeout=0.01)
+    assert result.problems == ("a request failed: no answer within 0.01 seconds",)
 
 
 @pytest.mark.parametrize("now", [vms("target", uid="another"), vms("target", instance="another")])

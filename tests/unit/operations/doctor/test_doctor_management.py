@@ -91,6 +91,16 @@ def test_a_missing_provider_is_an_error_where_its_namespace_exists() -> None:
     assert (check.result, "pod-1 runs without it" in check.message) == (Result.SKIPPED, True)
 
 
+def test_a_missing_provider_of_a_sandbox_is_started_with_the_sandbox() -> None:
+    own = facts(deployment=None, has_namespace=True, sandbox="/srv/sandbox", lease=released(seconds=60))
+    for name in ("provider", "leader"):
+        check = one(management.checks(own, NOW), name)
+        assert (check.result, check.remedy) == (
+            Result.ERROR,
+            "Start what the sandbox lacks: caphv sandbox up --dir /srv/sandbox",
+        )
+
+
 def test_crd_of_the_go_provider_leads_to_the_step_that_removes_its_webhook() -> None:
     check = one(management.checks(facts(crds=[crd("Webhook")]), NOW), "crds")
     assert "step 1 of docs/migration.md" in check.remedy

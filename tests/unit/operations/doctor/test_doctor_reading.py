@@ -110,12 +110,14 @@ async def test_leases_of_providers_elsewhere_are_those_of_all_objects() -> None:
 async def test_the_namespace_counts_without_the_deployment(has_deployment: bool, has_namespace: bool) -> None:
     server = ManagementServer()
     if has_namespace:
-        server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "caphv-system"}})
+        metadata: Obj = {"name": "caphv-system", "annotations": {names.SANDBOX_ANNOTATION: "/srv/sandbox"}}
+        server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     if has_deployment:
         metadata = {"name": "caphv-controller-manager", "namespace": "caphv-system"}
         server.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata})
     facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
     assert facts.has_namespace is (has_namespace and not has_deployment)
+    assert bool(facts.sandbox) is facts.has_namespace
 
 
 async def test_definitions_that_do_not_exist_are_named() -> None:

@@ -86,6 +86,21 @@ def test_clusters_of_one_identity_have_it_in_common() -> None:
     assert as_json(overview)["causes"][0]["clusters"] == ["team/one", "team/two"]
 
 
+def test_a_line_about_a_harvester_names_its_server_once() -> None:
+    server = "https://harvester:6443"
+    message = f"Harvester is unreachable: {server}: timed out; 3 machines last known to be ready"
+    builders = [Builder("one", prefix="a-"), Builder("two", prefix="b-")]
+    clusters = []
+    for builder in builders:
+        unreachable = condition("HarvesterConnectionReady", "Unknown", "HarvesterUnreachable", message)
+        builder.harvester_cluster["status"]["conditions"] = [unreachable]
+        clusters += overview_of(builder.objects(), NOW).clusters
+    text = written("status", with_causes(Overview("", tuple(clusters))))
+    (line,) = (line for line in text.splitlines() if "unreachable" in line)
+    assert line.startswith(f"✗ Harvester {server}: Harvester is unreachable: timed out")
+    assert line.count(server) == 1
+
+
 def test_what_is_wrong_with_one_cluster_stays_with_it() -> None:
     overview = both()
     broken = outage("three", "c-")

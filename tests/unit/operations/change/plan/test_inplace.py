@@ -136,7 +136,7 @@ def test_rollout_and_annotation_of_a_topology_count(edit: Callable[[Obj], None],
         edit(topology(objects))
         variable("worker", {"cpuCount": cpus, "cpuMax": 8})(topology(objects))
     updates = InPlaceUpdates("Prefer", {"md-0": [able(), able()], "md-1": [able(), able()]})
-    effect = effect_of(KEY, desired_state(KEY, before), desired_state(KEY, after), None, updates.obstacles)
+    effect = effect_of(KEY, desired_state(KEY, before), desired_state(KEY, after), {}, updates.obstacles)
     assert {pool.pool: pool.updated for pool in effect.pools} == {"md-0": updated, "md-1": updated}
 
 

@@ -1,6 +1,7 @@
-"""The part of the servers of RKE2 and K3s that removes etcd members of Nodes.
+"""What the supervisors of RKE2 and K3s servers write to the API server of their cluster.
 
-They remove a member on request, or when its Node is deleted. A request is an annotation of the
+They create a Secret once the first server has started, by which providers know that. They remove
+the etcd member of a Node on request, or when the Node is deleted. A request is an annotation of the
 Node. When the member is removed, another annotation of the Node has its name.
 """
 
@@ -21,8 +22,8 @@ from sandbox.processes.apiserver import ApiServer
 log = logging.getLogger(__name__)
 
 
-class Members:
-    """The controller of one cluster, in place of the one in each of its servers."""
+class Supervisor:
+    """The supervisor of one cluster, in place of the one in each of its servers."""
 
     def __init__(self, server: ApiServer, etcd: Etcd, program: Program) -> None:
         self._server = server
@@ -55,7 +56,7 @@ class Members:
                 await asyncio.gather(watching, return_exceptions=True)
 
     async def _create_serving_secret(self, client: ApiClient) -> None:
-        """Create the Secret by which providers know that the first server has started."""
+        """Create the Secret with the supervisor's certificate. Providers read only its name."""
         secret = {
             "metadata": {"name": self._program.serving, "namespace": NAMESPACE},
             "type": "kubernetes.io/tls",
@@ -67,11 +68,13 @@ class Members:
             log.debug("%s exists", self._program.serving)
 
     async def _reconcile(self, client: ApiClient, nodes: Informer, name: str) -> None:
+        """Remove the etcd member of a Node, if the Node requests it."""
         node = nodes.get("", name)
         if node is None:
             return
 
-        # The answer stays on the Node, because it says that the request has been served.
+        # The request stays on the Node, and only the answer shows that it was served. A second
+        # removal finds no member, and would replace the member's name in the answer.
         request = f"{self._program.etcd}/remove"
         answer = f"{self._program.etcd}/removed-node-name"
         annotations = annotations_of(node)
