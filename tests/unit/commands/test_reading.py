@@ -115,7 +115,7 @@ def test_only_a_deep_look_asks_harvester(servers: Servers, command: str) -> None
     shallow = servers.caphv(command, "team/shop", "--no-deep")
     assert (shallow.exit_code, "no answer" in shallow.output) == (0, False)
     deep = servers.caphv(command, "team/shop", "--deep")
-    assert "https://harvester:6443: no answer" in deep.stderr
+    assert "Harvester https://harvester:6443 by identity team/identity: no answer" in deep.stderr
 
 
 @pytest.mark.parametrize(
