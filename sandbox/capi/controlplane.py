@@ -19,22 +19,18 @@ from caphv.api.object import (
     being_deleted,
     key_of,
     list_at,
-    owner_reference,
-    uid_of,
 )
 from caphv.api.resources import HARVESTER_MACHINE_TEMPLATES
-from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
 from caphv.runtime.errors import NotFound, Unreachable
 from sandbox.capi import hooks, secrets, state, v1beta1
 from sandbox.capi.bootstrap import endpoint_of, is_provisioned
-from sandbox.capi.caches import Caches, cluster_key
+from sandbox.capi.caches import Caches, cluster_key, cluster_of
 from sandbox.capi.hooks import HookStep
 from sandbox.capi.machineconditions import conditions_of
 from sandbox.capi.plan import Create, Delete, Member, Step, Wait, next_step
 from sandbox.capi.resources import (
-    CLUSTERS,
     alive,
     condition,
     is_owned_by,
@@ -68,7 +64,7 @@ class ControlPlanes:
 
     def _enqueue(self, cluster: Key) -> None:
         for control_plane in self._caches.control_planes.store:
-            if _cluster_of(control_plane) == cluster:
+            if cluster_of(control_plane) == cluster:
                 self.controller.enqueue(key_of(control_plane))
 
     async def _reconcile(self, key: Key) -> None:
@@ -77,7 +73,7 @@ class ControlPlanes:
             await self.connections.forget(key)
             return
 
-        owner = _cluster_of(control_plane)
+        owner = cluster_of(control_plane)
         cluster = self._caches.clusters.get(*owner) if owner else None
         if cluster is None or is_paused(cluster, control_plane):
             return
@@ -90,7 +86,7 @@ class ControlPlanes:
             await self._reconcile_deletion(control_plane, cluster, machines)
             return
 
-        await self._ensure_finalizer(control_plane)
+        await self._caches.add_finalizer(control_plane, self._distribution.finalizer)
         connection = await self._connect(control_plane, cluster)
         observation = self._observe(control_plane, cluster, machines, connection)
 
@@ -179,12 +175,12 @@ class ControlPlanes:
         # Create the Machine last, because it names the other objects.
         infrastructure, config = self._unused_objects(control_plane, cluster)
         if infrastructure is None:
-            infrastructure = await self._create(
+            infrastructure = await self._caches.create(
                 self._caches.harvester_machines,
                 state.new_harvester_machine(control_plane, self._distribution, cluster, template),
             )
         if config is None:
-            config = await self._create(
+            config = await self._caches.create(
                 self._caches.configs, state.new_config(control_plane, self._distribution, cluster)
             )
 
@@ -199,13 +195,7 @@ class ControlPlanes:
         log.info(
             "creating machine %s of control plane %s", key_of(machine).name, key_of(control_plane)
         )
-        await self._create(self._caches.machines, machine)
-
-    async def _create(self, informer: Informer, obj: Obj) -> Obj:
-        # Cache the object at once, because the next reconcile must see it even before its event.
-        answer = await self._client.create(informer.resource, obj)
-        informer.observe(answer)
-        return answer
+        await self._caches.create(self._caches.machines, machine)
 
     def _unused_objects(self, control_plane: Obj, cluster: Key) -> tuple[Obj | None, Obj | None]:
         """Return the HarvesterMachine and the bootstrap object of an interrupted creation, if any.
@@ -234,8 +224,7 @@ class ControlPlanes:
                 await self._annotate(
                     machine, {self._distribution.hook: self._distribution.hook_value}
                 )
-            answer = await self._client.delete(self._machines, name, namespace, uid=uid_of(machine))
-            self._caches.machines.observe_deletion(namespace, name, answer)
+            await self._caches.delete(self._caches.machines, machine)
 
     # Deletion
 
@@ -290,35 +279,7 @@ class ControlPlanes:
         await self._report(Observation(control_plane, machines, members, Wait()))
 
         if not workers and not machines:
-            finalizers = control_plane["metadata"].get("finalizers") or ()
-            await self._patch_finalizers(
-                control_plane, [name for name in finalizers if name != self._distribution.finalizer]
-            )
-
-    async def _ensure_finalizer(self, control_plane: Obj) -> None:
-        finalizers = control_plane["metadata"].get("finalizers") or []
-        if self._distribution.finalizer not in finalizers:
-            await self._patch_finalizers(control_plane, [*finalizers, self._distribution.finalizer])
-
-    async def _patch_finalizers(self, control_plane: Obj, finalizers: list[str]) -> None:
-        # Take the newest version, because a report may have changed the object since. The version
-        # protects the finalizers of other controllers.
-        key = key_of(control_plane)
-        newest = self._caches.control_planes.get(*key) or control_plane
-        patch = {
-            "metadata": {
-                "finalizers": finalizers,
-                "resourceVersion": newest["metadata"]["resourceVersion"],
-            }
-        }
-
-        with contextlib.suppress(NotFound):
-            answer = await self._client.patch(
-                self._distribution.control_planes, key.name, key.namespace, patch
-            )
-            # A deleted object no longer exists without its last finalizer.
-            if answer["metadata"].get("finalizers") or not being_deleted(answer):
-                self._caches.control_planes.observe(answer)
+            await self._caches.remove_finalizer(control_plane, self._distribution.finalizer)
 
     # Status
 
@@ -379,12 +340,6 @@ class ControlPlanes:
             await self._caches.write_status(
                 self._caches.control_planes, observation.control_plane, status
             )
-
-
-def _cluster_of(control_plane: Obj) -> Key | None:
-    """Return the Cluster that owns a control plane; the core sets the reference."""
-    owner = owner_reference(control_plane, CLUSTERS.kind, CLUSTERS.group)
-    return Key(key_of(control_plane).namespace, owner["name"]) if owner else None
 
 
 def _find_unused(objects: Iterable[Obj], control_plane: Obj, used_names: Set[str]) -> Obj | None:

@@ -14,15 +14,18 @@ from caphv.api.object import Obj
 from sandbox import manifests
 from sandbox.capi.distribution import ALL, K3S, distributions_for
 from sandbox.capi.resources import CORE
+from sandbox.capi.talos.kinds import CONFIGS, CONTROL_PLANES
 
 FOLDER = Path(__file__).parent.parent / "crds" / "providers"
 KUBEADM = "kubeadm"
 KUBEADM_KINDS = ("KubeadmConfig", "KubeadmControlPlane")
-# Each row has a kind of bootstrap objects, the kind of its control planes, and the field of a
-# control plane with the spec of a bootstrap object.
+TALOS_KINDS = (CONFIGS.kind, CONTROL_PLANES.kind)
+# Each row has a kind of bootstrap objects, the kind of its control planes, and the path in the spec
+# of a control plane to the spec of a bootstrap object.
 _CONFIG_FIELDS = (
-    (K3S.configs.kind, K3S.control_planes.kind, "kthreesConfigSpec"),
-    (*KUBEADM_KINDS, "kubeadmConfigSpec"),
+    (K3S.configs.kind, K3S.control_planes.kind, ("kthreesConfigSpec",)),
+    (*KUBEADM_KINDS, ("kubeadmConfigSpec",)),
+    (*TALOS_KINDS, ("controlPlaneConfig", "controlplane")),
 )
 # Fields that templates omit, because each created object has its own.
 _NOT_IN_TEMPLATES = ("machineTemplate", "replicas", "version")
@@ -31,10 +34,10 @@ _NOT_IN_TEMPLATES = ("machineTemplate", "replicas", "version")
 def custom_resource_definitions(
     core: str = "v1beta2", *, without: Collection[str] = ()
 ) -> list[Obj]:
-    """Return the CRDs of four kinds per distribution, with their contract label.
+    """Return the CRDs of four kinds per distribution, three for Talos, with their contract label.
 
     There are none of kubeadm for core v1beta1, because its objects of that version are too
-    different from the objects of our class.
+    different from the objects of our class, and none of Talos, whose stand-ins do not run there.
 
     :param core: the API version of the core
     :param without: names of distributions whose CRDs come with their real providers
@@ -42,8 +45,11 @@ def custom_resource_definitions(
     kinds = {
         crd["spec"]["names"]["kind"]: crd for crd in manifests.read(sorted(FOLDER.glob("*.yaml")))
     }
-    for config, control_plane, field in _CONFIG_FIELDS:
-        _spec(kinds[control_plane])["properties"][field] = _spec(kinds[config])
+    for config, control_plane, path in _CONFIG_FIELDS:
+        parent = _spec(kinds[control_plane])
+        for name in path[:-1]:
+            parent = parent["properties"][name]
+        parent["properties"][path[-1]] = _spec(kinds[config])
 
     crds = []
     for distribution in distributions_for(core):
@@ -63,7 +69,13 @@ def custom_resource_definitions(
             )
     if core == "v1beta2" and KUBEADM not in without:
         crds += [kinds[kind] for kind in KUBEADM_KINDS]
-    return [*crds, *map(_template_crd, crds)]
+    templates = [_template_crd(crd) for crd in crds]
+    if core == "v1beta2":
+        talos = [kinds[kind] for kind in TALOS_KINDS]
+        crds += talos
+        # This release of the control plane provider has no templates.
+        templates.append(_template_crd(talos[0]))
+    return [*crds, *templates]
 
 
 def _convert_to_v1beta1(original: Obj, example: Obj, name: str) -> Obj:

@@ -34,6 +34,22 @@ def new_condition(kind: str, status: str, reason: str, message: str = "") -> Obj
     return {"type": kind, "status": status, "reason": reason, "message": message}
 
 
+def true_condition(kind: str) -> Obj:
+    """Return a true condition of contract v1beta1, without its time."""
+    return {"type": kind, "status": "True"}
+
+
+def false_condition(kind: str, severity: str, reason: str, message: str = "") -> Obj:
+    """Return a false condition of contract v1beta1, without its time."""
+    return {
+        "type": kind,
+        "status": "False",
+        "severity": severity,
+        "reason": reason,
+        "message": message,
+    }
+
+
 def reference(owner: Obj, *, controller: bool = False) -> Obj:
     """Return an owner reference to an object."""
     result = {

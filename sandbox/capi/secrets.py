@@ -84,7 +84,10 @@ async def ensure(
     if not exists("kubeconfig"):
         complete = credentials(store, cluster, distribution)
         assert complete is not None  # noqa: S101 - created above
-        content = _new_kubeconfig(cluster.name, endpoint, complete.authorities)
+        authorities = complete.authorities
+        content = new_kubeconfig(
+            cluster.name, endpoint, authorities[SERVER_CA], authorities[CLIENT_CA]
+        )
         await create("kubeconfig", {"value": content})
 
 
@@ -111,11 +114,15 @@ def _authority(secret: Obj) -> pki.CA:
     return pki.CA(pki.KeyPair(pair["tls.crt"], pair["tls.key"]))
 
 
-def _new_kubeconfig(name: str, endpoint: str, authorities: Mapping[str, pki.CA]) -> bytes:
-    pair = authorities[CLIENT_CA].client(f"{name}-admin", ["system:masters"])
-    user = pki.certificate_user(pair)
-    certificate = authorities[SERVER_CA].certificate
-    server = f"https://{endpoint}"
+def new_kubeconfig(name: str, endpoint: str, server: pki.CA, clients: pki.CA) -> bytes:
+    """Return the administrator's kubeconfig of the cluster `name`.
+
+    :param endpoint: `host:port` of the workload API
+    :param server: the CA of the API server
+    :param clients: the CA of its clients
+    """
+    user = pki.certificate_user(clients.client(f"{name}-admin", ["system:masters"]))
+    url = f"https://{endpoint}"
     return pki.to_yaml(
-        pki.kubeconfig(server, certificate, name=name, user=f"{name}-admin", credentials=user)
+        pki.kubeconfig(url, server.certificate, name=name, user=f"{name}-admin", credentials=user)
     )

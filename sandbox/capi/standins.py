@@ -7,9 +7,12 @@ from collections.abc import Collection
 
 from caphv.runtime.client import ApiClient
 from sandbox.capi.bootstrap import Bootstrap
-from sandbox.capi.caches import Caches, Shared
+from sandbox.capi.caches import Caches, ProviderCaches, Shared
 from sandbox.capi.controlplane import ControlPlanes
 from sandbox.capi.distribution import distributions_for
+from sandbox.capi.talos import kinds as talos_kinds
+from sandbox.capi.talos.bootstrap import TalosBootstrap
+from sandbox.capi.talos.controlplane import TalosControlPlanes
 
 
 async def run(client: ApiClient, core: str, others: Collection[str] = ()) -> None:
@@ -25,9 +28,21 @@ async def run(client: ApiClient, core: str, others: Collection[str] = ()) -> Non
         if distribution.title not in others
     ]
 
-    async with shared.running(*caches):
-        bootstraps = [Bootstrap(client, provider_caches) for provider_caches in caches]
-        control_planes = [ControlPlanes(client, provider_caches) for provider_caches in caches]
+    talos = ProviderCaches(client, shared, talos_kinds.CONFIGS, talos_kinds.CONTROL_PLANES)
+    # Talos has stand-ins for the newer core only.
+    talos_caches = [talos] if core == "v1beta2" else []
+
+    async with shared.running(*caches, *talos_caches):
+        bootstraps: list[Bootstrap | TalosBootstrap] = [
+            Bootstrap(client, provider_caches) for provider_caches in caches
+        ]
+        bootstraps += [TalosBootstrap(client, provider_caches) for provider_caches in talos_caches]
+        control_planes: list[ControlPlanes | TalosControlPlanes] = [
+            ControlPlanes(client, provider_caches) for provider_caches in caches
+        ]
+        control_planes += [
+            TalosControlPlanes(client, provider_caches) for provider_caches in talos_caches
+        ]
         controllers = [
             *(bootstrap.controller for bootstrap in bootstraps),
             *(control_plane.controller for control_plane in control_planes),

@@ -117,22 +117,30 @@ def new_harvester_machine(
     control_plane: Obj, distribution: Distribution, cluster: Key, template: Obj
 ) -> Obj:
     """Return the clone of a HarvesterMachineTemplate."""
-    inner = template["spec"]["template"]
     metadata = _metadata(control_plane, distribution, cluster, key_of(template).name)
+    return clone_template(template, metadata, control_plane)
+
+
+def clone_template(template: Obj, metadata: Obj, owner: Obj) -> Obj:
+    """Return the HarvesterMachine with `metadata` that the core's library clones from a template.
+
+    It gets labels and annotations of the template, and the control plane `owner`.
+    """
+    inner = template["spec"]["template"]
     extra = inner.get("metadata") or {}
     metadata["labels"] = {**(extra.get("labels") or {}), **metadata["labels"]}
 
     # As on clones by the core, the last two annotations name the template.
     metadata["annotations"] = {
         **(extra.get("annotations") or {}),
-        **metadata["annotations"],
+        **(metadata.get("annotations") or {}),
         CLONED_FROM_NAME: key_of(template).name,
         CLONED_FROM_KIND: (
             f"{HARVESTER_MACHINE_TEMPLATES.kind}.{HARVESTER_MACHINE_TEMPLATES.group}"
         ),
     }
 
-    metadata["ownerReferences"] = [reference(control_plane)]
+    metadata["ownerReferences"] = [reference(owner)]
     return {
         "apiVersion": HARVESTER_MACHINES.api_version,
         "kind": HARVESTER_MACHINES.kind,

@@ -14,7 +14,9 @@ from sandbox.capi.plan import Delete, Member, Step
 from sandbox.capi.resources import (
     NOT_INITIALIZED,
     condition,
+    false_condition,
     new_condition,
+    true_condition,
     with_transition_times,
 )
 
@@ -247,24 +249,24 @@ def _k3s_conditions(observation: Observation) -> list[Obj]:
     desired = observation.desired_replicas
     replicas = len(machines)
     ready = _count_true(machines, "Ready")
-    conditions = [_true_condition("CertificatesAvailable"), _true_condition("TokenAvailable")]
+    conditions = [true_condition("CertificatesAvailable"), true_condition("TokenAvailable")]
 
     if observation.ready_nodes:
         # The provider reads the state of etcd and of the Nodes only if it can reach the cluster.
         conditions += [
-            _true_condition("Available"),
-            _true_condition("ControlPlaneComponentsHealthy"),
-            _true_condition("EtcdClusterHealthyCondition"),
+            true_condition("Available"),
+            true_condition("ControlPlaneComponentsHealthy"),
+            true_condition("EtcdClusterHealthyCondition"),
         ]
     elif not observation.is_initialized:
-        conditions.append(_false_condition("Available", "Info", "WaitingForKthreesServer"))
+        conditions.append(false_condition("Available", "Info", "WaitingForKthreesServer"))
 
     if ready == replicas:
-        conditions.append(_true_condition("MachinesReady"))
+        conditions.append(true_condition("MachinesReady"))
     else:
         first = next(machine for machine in machines if condition(machine, "Ready") != "True")
         reason = f"NotReady @ Machine/{key_of(first).name}"
-        conditions.append(_false_condition("MachinesReady", "Info", reason))
+        conditions.append(false_condition("MachinesReady", "Info", reason))
 
     outdated = observation.outdated_count
     if outdated:
@@ -273,29 +275,25 @@ def _k3s_conditions(observation: Observation) -> list[Obj]:
             "replicas up to date)"
         )
         conditions.append(
-            _false_condition("MachinesSpecUpToDate", "Warning", "RollingUpdateInProgress", message)
+            false_condition("MachinesSpecUpToDate", "Warning", "RollingUpdateInProgress", message)
         )
 
     if being_deleted(observation.control_plane):
-        conditions.append(_false_condition("Resized", "Info", "Deleting"))
+        conditions.append(false_condition("Resized", "Info", "Deleting"))
     elif replicas != desired:
         reason, direction = ("ScalingUp", "up") if replicas < desired else ("ScalingDown", "down")
         message = f"Scaling {direction} control plane to {desired} replicas (actual {replicas})"
-        conditions.append(_false_condition("Resized", "Warning", reason, message))
+        conditions.append(false_condition("Resized", "Warning", reason, message))
     elif ready == replicas:
-        conditions.append(_true_condition("Resized"))
+        conditions.append(true_condition("Resized"))
 
     # The summary copies the first condition that is not true.
-    summary = _true_condition("Ready")
+    summary = true_condition("Ready")
     for entry in conditions:
         if entry["status"] != "True":
             summary = {**entry, "type": "Ready"}
             break
     return [summary, *conditions]
-
-
-def _true_condition(kind: str) -> Obj:
-    return {"type": kind, "status": "True"}
 
 
 def _count_true(machines: Sequence[Obj], kind: str) -> int:
@@ -306,13 +304,3 @@ def _flag_condition(kind: str, holds: bool, message: str = "") -> Obj:
     if holds:
         return new_condition(kind, "True", kind, message)
     return new_condition(kind, "False", f"Not{kind}")
-
-
-def _false_condition(kind: str, severity: str, reason: str, message: str = "") -> Obj:
-    return {
-        "type": kind,
-        "status": "False",
-        "severity": severity,
-        "reason": reason,
-        "message": message,
-    }

@@ -77,6 +77,10 @@ class Connection:
             return None
         return bool(annotations_of(obj).get(f"{program.etcd}/removed-node-name"))
 
+    async def delete_node(self, node: str) -> None:
+        """Delete a Node. Raises `ApiError`, `Unreachable`."""
+        await self._client.delete(NODES, node, "")
+
     async def close(self) -> None:
         """Close the connection."""
         self._task.cancel()

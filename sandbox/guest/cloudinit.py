@@ -69,6 +69,8 @@ class UserData:
     packages: tuple[str, ...]
     files: Mapping[str, File]
     commands: tuple[str, ...] = field(default=(), repr=False)
+    machine_config: str = field(default="", repr=False)
+    """The machine configuration of Talos, in place of cloud-config."""
 
     @property
     def has_agent(self) -> bool:

@@ -7,9 +7,17 @@ import base64
 from caphv.api.object import SECRETS, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
-from sandbox.guest.cloudinit import GuestError, Nic, UserData, parse_network_data, parse_user_data
+from sandbox.guest.cloudinit import (
+    AGENT_PACKAGE,
+    GuestError,
+    Nic,
+    UserData,
+    parse_network_data,
+    parse_user_data,
+)
 from sandbox.guest.guest import Guest
 from sandbox.guest.retry import retry_until_available
+from sandbox.guest.talos import is_machine_config
 
 
 async def read_data(client: ApiClient, guest: Guest) -> tuple[UserData | None, list[Nic] | None]:
@@ -36,7 +44,12 @@ async def read_data(client: ApiClient, guest: Guest) -> tuple[UserData | None, l
         texts[kind] = source.get(kind) or from_secret
     user = texts["userData"]
     network = texts["networkData"]
-    user_data = parse_user_data(user, guest.hostname) if user else None
+    user_data = None
+    if user and is_machine_config(user):
+        # Talos installs no packages. Its image has the agent as a system extension.
+        user_data = UserData((AGENT_PACKAGE,), {}, machine_config=user)
+    elif user:
+        user_data = parse_user_data(user, guest.hostname)
     return user_data, parse_network_data(network) if network else None
 
 

@@ -1,28 +1,34 @@
-"""The joining of guests to their clusters, by a join file, the programs of Rancher, or kubeadm."""
+"""The joining of guests to clusters: by a join file, programs of Rancher, kubeadm, or Talos."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.guest import kubelet, kubevip
 from sandbox.guest.cloudinit import GuestError, UserData
 from sandbox.guest.guest import Guest
 from sandbox.guest.join import CONTROL_PLANE, Join, join_of
-from sandbox.guest.kubeadm import Kubeadm, kubeadm_of
+from sandbox.guest.kubeadm import CONTROL_PLANE_TAINT, Kubeadm, kubeadm_of
 from sandbox.guest.kubeadmobjects import static_pods
 from sandbox.guest.kubeadmrun import ClusterRecord, Runs
+from sandbox.guest.machineapi import MachineApi
 from sandbox.guest.noderegistrar import NodeRegistrar
 from sandbox.guest.nodes import NodeInfo
 from sandbox.guest.rancher import K3S, join_of_rancher
+from sandbox.guest.talos import TalosMachine, parse_machine_config
 from sandbox.guest.workload import Member, Workloads
 from sandbox.harvester.addresses import Addresses
 
 
-def join_method_of(user_data: UserData) -> Kubeadm | Join | None:
+def join_method_of(user_data: UserData) -> Kubeadm | TalosMachine | Join | None:
     """Return how a guest joins a cluster; None if it joins none. Raises `GuestError`."""
+    if user_data.machine_config:
+        return parse_machine_config(user_data.machine_config)
     return kubeadm_of(user_data) or join_of(user_data) or join_of_rancher(user_data)
 
 
@@ -51,7 +57,7 @@ class Joiner:
     async def join(
         self,
         guest: Guest,
-        method: Kubeadm | Join,
+        method: Kubeadm | TalosMachine | Join,
         addresses: list[str],
         virtual: VirtualAddress | None = None,
     ) -> None:
@@ -65,6 +71,9 @@ class Joiner:
         """
         if isinstance(method, Kubeadm):
             await self._run_kubeadm(guest, method, addresses, virtual)
+            return
+        if isinstance(method, TalosMachine):
+            await self._run_talos(guest, method, addresses)
             return
 
         if not method.ca:
@@ -157,6 +166,39 @@ class Joiner:
         finally:
             await self._workloads.leave(address)
 
+    async def _run_talos(self, guest: Guest, machine: TalosMachine, addresses: list[str]) -> None:
+        """Act like Talos: a control plane serves after `Bootstrap`, on it or on another guest."""
+        join = machine.join
+        node = _talos_node(guest, machine, addresses)
+        if machine.authority is None:
+            kubeconfig = Kubeconfig(server=join.server, ca=join.ca, token=join.token)
+            await self._registrar.keep(kubeconfig, node)
+            return
+
+        address = _first_address(addresses)
+        api = MachineApi(address, guest.disk, node.name, machine.authority, self._workloads)
+        async with api.serving():
+            if not self._workloads.has_data(guest.disk):
+                await _first_of(api.bootstrapped.wait(), self._workloads.admin_token(join.ca))
+            try:
+                member = Member(address, guest.disk, node.name, join.port)
+                local_url = await self._workloads.serve(member, join)
+                kubeconfig = Kubeconfig(server=local_url, ca=join.ca, token=join.token)
+                await self._registrar.keep(kubeconfig, node)
+            finally:
+                await self._workloads.leave(address)
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait until the first of these ends, and cancel the others."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
 
 def _first_address(addresses: list[str]) -> str:
     if not addresses or not addresses[0]:
@@ -174,6 +216,21 @@ def _role_labels(join: Join) -> dict[str, str]:
     if not join.program:
         roles = ("control-plane",)
     return {f"node-role.kubernetes.io/{role}": "true" for role in roles}
+
+
+def _talos_node(guest: Guest, machine: TalosMachine, addresses: list[str]) -> NodeInfo:
+    """Return the report of the kubelet of Talos, whose etcd has no Pod."""
+    is_control_plane = machine.join.role == CONTROL_PLANE
+    return NodeInfo(
+        name=machine.hostname or guest.hostname,
+        addresses=tuple(filter(None, addresses)),
+        version=machine.join.version,
+        system_uuid=guest.system_uuid,
+        boot_id=guest.uid,
+        ready=machine.join.cni,
+        labels={"node-role.kubernetes.io/control-plane": ""} if is_control_plane else {},
+        taints=(CONTROL_PLANE_TAINT,) if is_control_plane else (),
+    )
 
 
 def _kubeadm_node(

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import json
 import secrets
-import ssl
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from aiohttp import web
@@ -109,7 +106,8 @@ class Kubelet:
         application.router.add_route("*", "/portForward/{namespace}/{pod}", self._forward_ports)
         self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._address, PORT, ssl_context=self._context()).start()
+        context = self._ca.server([self._address]).server_context()
+        await web.TCPSite(self._runner, self._address, PORT, ssl_context=context).start()
 
     async def close(self) -> None:
         """Stop the kubelet and close all its connections."""
@@ -152,18 +150,6 @@ class Kubelet:
                 await socket.send_bytes(bytes([channel]) + text.encode())
         await socket.close()
         return socket
-
-    def _context(self) -> ssl.SSLContext:
-        pair = self._ca.server([self._address])
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        # OpenSSL reads keys from files only.
-        with tempfile.TemporaryDirectory(prefix="caphv-") as folder:
-            certificate = Path(folder) / "crt"
-            key = Path(folder) / "key"
-            certificate.write_bytes(pair.certificate)
-            key.write_bytes(pair.key)
-            context.load_cert_chain(certificate, key)
-        return context
 
 
 def etcd_pod(node: str) -> Obj:

@@ -110,6 +110,15 @@ class Workloads:
             for proxy in cluster.listeners.get(address, ())
         )
 
+    def etcd_of(self, address: str) -> Etcd | None:
+        """Return the simulated members of the cluster that a guest serves, None if none."""
+        clusters = self._clusters.values()
+        return next((cluster.etcd for cluster in clusters if address in cluster.listeners), None)
+
+    def has_data(self, disk: str) -> bool:
+        """Return whether a disk has the data of a control plane, by the uid of the VM."""
+        return bool(self._name_on(disk))
+
     async def authority_of(self, disk: str, token: str) -> tuple[pki.CA, bytes]:
         """Return the CA of the cluster with a token, and the CA of the cluster's clients (PEM).
 

@@ -7,9 +7,11 @@ import base64
 import datetime
 import ipaddress
 import ssl
+import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import yaml
 from cryptography import x509
@@ -32,6 +34,18 @@ class KeyPair:
 
     certificate: bytes
     key: bytes = field(repr=False)
+
+    def server_context(self) -> ssl.SSLContext:
+        """Return TLS settings for a server with this certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # OpenSSL reads keys from files only.
+        with tempfile.TemporaryDirectory(prefix="caphv-") as folder:
+            certificate = Path(folder) / "crt"
+            key = Path(folder) / "key"
+            certificate.write_bytes(self.certificate)
+            key.write_bytes(self.key)
+            context.load_cert_chain(certificate, key)
+        return context
 
 
 @dataclass(frozen=True)

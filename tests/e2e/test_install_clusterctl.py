@@ -31,7 +31,7 @@ from sandbox.processes import binaries, children, pki
 from sandbox.processes.apiserver import ApiServer, private_file
 from sandbox.state import SandboxSettings
 from tests.support.clusterctl import CONTROL_PLANES, INVENTORY, NEXT, VERSION, Clusterctl, furnish, prepare, repository
-from tests.support.e2e import TALOS, admitted, holds, our_provider, seen
+from tests.support.e2e import admitted, holds, our_provider, seen
 from tests.support.waiting import until
 from tests.support.webhooks import VERSIONS, Server, resource, wrong
 from webhooks.admission import KINDS
@@ -115,7 +115,6 @@ async def admit_generated(box: Sandbox, objects: dict[tuple[str, str], Obj]) -> 
     """Have the core admit what was generated."""
     management = ApiClient(await own_configuration(str(box.kubeconfig("management"))), name="management")
     try:
-        await manifests.apply(management, TALOS)
         await admitted(management, list(objects.values()))
     finally:
         await management.close()

@@ -87,13 +87,6 @@ def crd(group: str, version: str, kind: str) -> Obj:
     }
 
 
-# Nothing in the sandbox stands for Talos's providers.
-TALOS = [
-    crd("controlplane.cluster.x-k8s.io", "v1alpha3", "TalosControlPlane"),
-    crd("bootstrap.cluster.x-k8s.io", "v1alpha3", "TalosConfigTemplate"),
-]
-
-
 async def admitted(management: ApiClient, objects: Sequence[Obj]) -> None:
     """All webhooks take the objects, which are not made, and no field of them is unknown to the API server."""
     spaces = {obj["metadata"]["namespace"] for obj in objects}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,15 +20,16 @@ from sandbox.cluster import KUBERNETES_VERSION, ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario
-from tests.support.clusterctl import VARIABLES, VERSION, Clusterctl, repository
-from tests.support.e2e import HEALTH_CHECKS, SHORT_AND_WHOLE, TALOS, admitted, holds, seen
+from tests.support.clusterctl import VERSION, Clusterctl, repository
+from tests.support.clusterexamples import on_sandbox, with_few_machines
+from tests.support.e2e import HEALTH_CHECKS, SHORT_AND_WHOLE, admitted, holds, seen
 from tests.support.paths import CHECKOUT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 PATIENCE = 400.0
 EXAMPLES = sorted(path.stem for path in (CHECKOUT / "examples").glob("*.yaml"))
-ONE_BY_ONE = ("rke2-pools", "rke2-dhcp", "k3s", "kubeadm")
+ONE_BY_ONE = ("rke2-pools", "rke2-dhcp", "k3s", "kubeadm", "talos")
 WITH_A_CLASS = ("rke2-clusterclass", "rke2-stig", "k3s-clusterclass", "kubeadm-clusterclass")
 WHOLE_ONLY = {"rke2-clusterclass", "k3s-clusterclass", "kubeadm-clusterclass"}
 
@@ -39,35 +39,10 @@ def objects(box: Sandbox, example: str) -> list[Obj]:
     return on_sandbox(box, example, manifests.read([CHECKOUT / "examples" / f"{example}.yaml"]))
 
 
-def on_sandbox(box: Sandbox, namespace: str, objects: list[Obj]) -> list[Obj]:
-    """The same objects in a namespace, with names that the sandbox has."""
-    gateway = f"{box.status()['network'].removesuffix('.0.0/16')}.0.1"
-    there = {
-        "team-a": namespace,
-        "machines": "machines-large",
-        "default/sles-15-sp7": "default/sles-15",
-        "default/admin": "default/caphv",
-        **dict.fromkeys(("172.16.0.1", VARIABLES["HARVESTER_GATEWAY"]), gateway),
-        **dict.fromkeys(("255.255.0.0", VARIABLES["HARVESTER_SUBNET_MASK"]), "255.255.128.0"),
-    }
-    found: list[Obj] = with_values(objects, there)
-    return found
-
-
-def with_values(node: Any, values: dict[str, str]) -> Any:
-    """The same, with each of some texts replaced."""
-    if isinstance(node, dict):
-        return {name: with_values(value, values) for name, value in node.items()}
-    if isinstance(node, list):
-        return [with_values(value, values) for value in node]
-    return values.get(node, node) if isinstance(node, str) else node
-
-
 @pytest.mark.parametrize("example", EXAMPLES)
 async def test_example_is_admitted(box: Sandbox, example: str) -> None:
     scenario = Scenario(box.folder, ClusterSpec())
     async with scenario.watching():
-        await manifests.apply(scenario.management, TALOS)
         await admitted(scenario.management, objects(box, example))
 
 
@@ -99,17 +74,7 @@ async def test_cluster_of_a_flavor_of_kubeadm_is_made_and_deleted(
 
 
 def test_no_example_is_left_out() -> None:
-    assert sorted([*ONE_BY_ONE, *WITH_A_CLASS, "talos"]) == EXAMPLES
-
-
-def with_few_machines(objects: list[Obj]) -> None:
-    """One machine in each group: of the control plane, and of workers."""
-    for obj in objects:
-        topology = obj["spec"].get("topology") or {}
-        groups = [topology["controlPlane"], *topology["workers"]["machineDeployments"]] if topology else [obj["spec"]]
-        for group in groups:
-            if "replicas" in group:
-                group["replicas"] = 1
+    assert sorted([*ONE_BY_ONE, *WITH_A_CLASS]) == EXAMPLES
 
 
 async def life(box: Sandbox, example: str, wanted: list[Obj], *, whole: bool) -> None:

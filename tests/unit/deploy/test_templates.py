@@ -69,6 +69,20 @@ def test_every_template_has_its_example_and_says_the_same(templates: dict[str, s
         assert list(yaml.safe_load_all(text)) == list(yaml.safe_load_all(filled(templates[template]))), example
 
 
+def test_nodes_of_talos_have_the_names_of_their_harvestermachines(templates: dict[str, str]) -> None:
+    """The provider of its control planes gives Machines other names, and Nodes are found by those of the VMs."""
+    objects = [*yaml.safe_load_all(filled(templates["cluster-template-talos.yaml"]))]
+    specs = {
+        obj["kind"]: obj["spec"]["controlPlaneConfig"]["controlplane"]
+        if obj["kind"] == "TalosControlPlane"
+        else obj["spec"]["template"]["spec"]
+        for obj in objects
+        if obj["kind"] in ("TalosControlPlane", "TalosConfigTemplate")
+    }
+    assert {spec["hostname"]["source"] for spec in specs.values()} == {"InfrastructureName"}
+    assert len(specs) == 2
+
+
 def sizes(objects: list[dict[str, Any]]) -> dict[str, tuple[Any, Any, Any]]:
     """CPU, memory and disk of control plane and workers, from templates of machines or variables of a class."""
     cluster = objects[0]

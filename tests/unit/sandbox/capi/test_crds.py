@@ -20,9 +20,9 @@ OLDER = providers.custom_resource_definitions("v1beta1")
 OURS = {crd["metadata"]["name"]: crd for crd in CRDS} | {
     f"{crd['metadata']['name']} of v1beta1": crd for crd in OLDER if crd["spec"]["names"]["kind"].startswith("RKE2")
 }
-# These, and those of CDI, K3s and kubeadm, are not among the CRDs that we have to compare with.
+# These, and those of CDI, K3s, kubeadm and Talos, are not among the CRDs that we have to compare with.
 WITHOUT_REAL = {"network-attachment-definitions.k8s.cni.cncf.io", "virtualmachinebackups.harvesterhci.io"} | {
-    name for name in OURS if name.startswith(("kthrees", "kubeadm")) or name.endswith("cdi.kubevirt.io")
+    name for name in OURS if name.startswith(("kthrees", "kubeadm", "talos")) or name.endswith("cdi.kubevirt.io")
 }
 
 
