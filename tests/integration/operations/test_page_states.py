@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from operations.status.page.server import Feed
 from tests.support.browser import PROGRAM, Browser
-from tests.support.pagestates import STATES
+from tests.support.clusters import condition
+from tests.support.pagestates import NEWER, STATES, PageState, Site, cluster, forget_identity, upgrade
 from tests.support.shownpage import draw, named, show
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(not PROGRAM, reason="no Chromium here")]
@@ -141,6 +143,78 @@ def test_three_hundred_clusters_show_first_what_differs(tmp_path: Path) -> None:
 
         draw_again = "(() => { const began = performance.now(); draw(); return performance.now() - began; })()"
         assert await shown.run(draw_again) < 1000
+
+    show(tmp_path, look)
+
+
+def rollouts() -> Site:
+    """Upgrades of clusters with short and long names, and a cluster that has failed."""
+    site = Site()
+    upgrade(site.add(cluster("a", 3, 1), "team-a"))
+    upgrade(site.add(cluster("production-of-the-northern-region", 5, 1), "team-of-the-northern-region"))
+    surging = site.add(cluster("surging", 1, 4), "team-a")
+    surging.deployment["spec"]["replicas"] = 3
+    surging.deployment["spec"]["template"]["spec"]["version"] = NEWER
+    surging.deployment["status"] = {"upToDateReplicas": 1}
+    surging.machines["surging-worker-4"]["status"]["conditions"] = [condition("Ready", "False")]
+    forget_identity(site.add(cluster("failed", 3, 1), "team-b"))
+    return site
+
+
+def test_rollouts_have_cards_whose_versions_and_numbers_are_aligned(tmp_path: Path) -> None:
+    cards = """[...document.querySelectorAll("#rollouts article")].map(card => ({
+      texts: [...card.querySelectorAll(".name, .row > *, .bars .mono")].map(node => node.innerText),
+      bars: [...card.querySelectorAll(".bar")].map(bar => [...bar.children].map(part => part.style.width)),
+      right: [".row .mono", ".bars .mono:last-child"].map(part => card.querySelector(part))
+        .map(part => Math.round(card.getBoundingClientRect().right - part.getBoundingClientRect().right)),
+    }))"""
+
+    async def look(shown: Browser, feed: Feed) -> None:
+        await draw(shown, feed, PageState("rollouts", rollouts, ("surging",)))
+        for width in (1400, 390):
+            await shown.resize(width, 900)
+            found = await shown.run(cards)
+            assert [card["texts"] for card in found] == [
+                ["a", "team-a/a", NEWER, "1/3", "2/3"],
+                ["surging-md-0", "team-a/surging", NEWER, "1/3", "3/3, 4 exist"],
+                [
+                    "production-of-the-northern-region",
+                    "team-of-the-northern-region/production-of-the-northern-region",
+                    NEWER,
+                    "1/5",
+                    "4/5",
+                ],
+            ]
+            assert found[1]["bars"] == [["25%", "75%"], ["75%", "25%"]]
+            # Whatever a card is called, its version ends where its numbers end.
+            assert {tuple(card["right"]) for card in found} == {(17, 17)}
+
+    show(tmp_path, look)
+
+
+def test_only_rollouts_and_one_of_several_incomplete_groups_have_cards(tmp_path: Path) -> None:
+    def group(desired: int, current: int, available: int, up_to_date: int) -> dict[str, object]:
+        counts = {"desired": desired, "current": current, "available": available, "upToDate": up_to_date}
+        return {"name": "workers", "version": NEWER, "replicas": counts}
+
+    complete = group(3, 3, 3, 3)
+    replacing = group(3, 3, 3, 1)
+    unavailable = group(3, 3, 2, 3)
+
+    async def cards(shown: Browser, state: str, *groups: dict[str, object]) -> int:
+        shown_cluster = json.dumps({"state": state, "groups": groups})
+        return int(await shown.run(f"groupsOf({shown_cluster}).length"))
+
+    async def look(shown: Browser, _feed: Feed) -> None:
+        assert await cards(shown, "Available", complete, complete) == 0
+        assert await cards(shown, "Progressing", complete, replacing) == 1
+        assert await cards(shown, "Progressing", complete, group(4, 3, 3, 3)) == 1
+        # The card of the cluster says as much of its workers.
+        assert await cards(shown, "Degraded", complete, unavailable) == 0
+        assert await cards(shown, "Degraded", complete, unavailable, complete) == 1
+        assert await cards(shown, "Failed", complete, unavailable, complete) == 0
+        for state in ("Deleting", "Unreachable", "Parked", "Paused"):
+            assert await cards(shown, state, complete, replacing) == 0
 
     show(tmp_path, look)
 
