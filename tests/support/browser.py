@@ -58,12 +58,20 @@ class Browser:
         """Go to a page."""
         await self.call("Page.navigate", url=url)
 
-    async def resize(self, width: int, height: int, *, dark: bool = False) -> None:
-        """Choose the size of the window and the colours that its user prefers."""
+    async def press(self, key: str, *, shift: bool = False) -> None:
+        """Press and release Tab or Enter."""
+        code, text = {"Tab": (9, ""), "Enter": (13, "\r")}[key]
+        event = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}
+        await self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **event)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", **event)
+
+    async def resize(self, width: int, height: int, *, dark: bool = False, still: bool = False) -> None:
+        """Choose the size of the window, and which colours and how much motion its user prefers."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         await self.call("Emulation.setDeviceMetricsOverride", **size)
-        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        await self.call("Emulation.setEmulatedMedia", features=[feature])
+        colours = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        motion = {"name": "prefers-reduced-motion", "value": "reduce" if still else "no-preference"}
+        await self.call("Emulation.setEmulatedMedia", features=[colours, motion])
 
     async def stop_clock(self, moment: datetime) -> None:
         """Let it be this moment in all pages that are opened from now on."""
@@ -71,8 +79,9 @@ class Browser:
         await self.call("Page.addScriptToEvaluateOnNewDocument", source=source)
 
     async def picture(self, file: Path, *, whole: bool = False) -> None:
-        """Write what is to be seen as PNG; the whole page, however long it is, on request."""
-        result = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        """Write what is to be seen as PNG or WebP; the whole page, however long it is, on request."""
+        kind = file.suffix.removeprefix(".")
+        result = await self.call("Page.captureScreenshot", format=kind, captureBeyondViewport=whole)
         await asyncio.to_thread(file.write_bytes, base64.b64decode(result["data"]))
 
 

@@ -146,6 +146,7 @@ def creating() -> Site:
         "controlPlane": counts(3) | {"replicas": 2, "availableReplicas": 1, "upToDateReplicas": 2},
         "workers": counts(2) | {"availableReplicas": 0},
     }
+    builder.control_plane["status"] |= {"replicas": 2, "availableReplicas": 1, "upToDateReplicas": 2}
     _remove(site, builder, "production-cp-3")
     _pend(builder, "production-cp-2", "VMProvisioningInProgress", "the VM starts: waiting for its address")
     for name in ("production-worker-1", "production-worker-2"):

@@ -13,11 +13,12 @@ const SEVERITIES = {error: "bad", warning: "warn", waiting: "busy", note: "stale
 // What exists and does not work has the colour of the cluster's state.
 const UNAVAILABLE = {Failed: "bad", Degraded: "warn", Unreachable: "stale-kind"};
 const KINDS = {ok: "ok", busy: "busy", warn: "warn", bad: "bad", stale: "stale-kind"};
-const MARKS = {ok: "", busy: "… ", warn: "! ", bad: "✕ ", stale: ""};
+// Not by its colour alone: two kinds of machines never have the same mark.
+const MARKS = {ok: "", busy: "… ", warn: "! ", bad: "✕ ", stale: "~ "};
 const LEGEND = {ok: "ready", busy: "pending", warn: "warning", bad: "failed", stale: "as last seen"};
 
-let data = null, gone = "", opened;
-const states = new Set();
+let data = null, gone = "", quietOpened;
+const states = new Set(), openHosts = new Set();
 const byId = id => document.getElementById(id);
 
 // Everything is text: names and messages come from objects that others write.
@@ -28,6 +29,42 @@ function el(tag, classes, ...children) {
     if (child !== null && child !== undefined && child !== "") node.append(child);
   }
   return node;
+}
+
+// Make a node equal to another one by changing only what differs. What a user has focused, selected
+// or scrolled to stays, and screen readers hear of nothing but changes.
+function update(node, wanted) {
+  if (node.nodeName !== wanted.nodeName || node.dataset?.key !== wanted.dataset?.key) {
+    node.replaceWith(wanted);
+    return;
+  }
+  if (node.nodeType === Node.TEXT_NODE) {
+    if (node.data !== wanted.data) node.data = wanted.data;
+    return;
+  }
+
+  // The policy of the page forbids the attribute style, and arrange() has set it on cards.
+  const names = new Set([...node.getAttributeNames(), ...wanted.getAttributeNames()]);
+  names.delete("style");
+  for (const name of names) {
+    const value = wanted.getAttribute(name);
+    if (value === null) node.removeAttribute(name);
+    else if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+  }
+  if (wanted.style.cssText) node.style.cssText = wanted.style.cssText;
+  updateChildren(node, [...wanted.childNodes]);
+}
+
+function updateChildren(node, wanted) {
+  while (node.childNodes.length > wanted.length) node.lastChild.remove();
+  wanted.forEach((child, index) => {
+    if (index < node.childNodes.length) update(node.childNodes[index], child);
+    else node.append(child);
+  });
+}
+
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
 }
 
 function age(since) {
@@ -55,25 +92,27 @@ function versions(cluster) {
 
 // Clusters
 
-function bar(parts, total, title) {
+function bar(parts, total, text) {
   const box = el("div", "bar");
+  box.role = "img";
+  box.ariaLabel = text;
   for (const [number, kind] of parts) {
     const fill = el("i", kind);
     fill.style.width = total ? `${100 * number / total}%` : "0";
     box.append(fill);
   }
-  box.title = title;
   return box;
 }
 
 function replicas(label, value, state) {
   const broken = Math.max(0, value.current - value.available);
   const parts = [[value.available, ""], [broken, UNAVAILABLE[state] || "busy"]];
-  const title = `${value.available} available, ${broken} not available, ${value.desired} wanted`;
+  const text = `${value.available} available, ${broken} not available, ${value.desired} wanted`;
+  const existing = value.current === Math.max(value.desired, value.available) ? "" : `, ${value.current} exist`;
   return [
     el("span", "dim", label),
-    bar(parts, Math.max(value.desired, value.current), title),
-    el("span", "mono", `${value.available}/${value.desired}`),
+    bar(parts, Math.max(value.desired, value.current), text),
+    el("span", "mono", `${value.available}/${value.desired}${existing}`),
   ];
 }
 
@@ -96,7 +135,7 @@ function problemBox(problem) {
 
 function clusterCard(cluster) {
   const head = el("div", "row",
-    el("span", "name", cluster.name),
+    el("h3", "name", cluster.name),
     el("span", "dim small", cluster.namespace),
     el("span", "badge right " + STATES[cluster.state], cluster.state));
   const facts = el("div", "row small dim",
@@ -113,24 +152,29 @@ function clusterCard(cluster) {
 
 // One line: for clusters that need no attention, and for those that share a cause.
 function tile(cluster) {
-  const {controlPlane, workers} = cluster;
-  const node = el("div", "tile",
+  const {controlPlane, workers, state} = cluster;
+  return el("li", "tile",
     el("span", "label", el("b", "", cluster.name), el("span", "dim", ` ${cluster.namespace}`)),
-    el("span", "mono dim", short(versions(cluster))),
-    el("span", "mono", `${controlPlane.available}/${controlPlane.desired}`),
-    el("span", "mono", `${workers.available}/${workers.desired}`));
-  node.title = `${cluster.namespace}/${cluster.name}: ${cluster.state}, control plane and workers`;
-  return node;
+    el("span", "row right",
+      state === "Available" ? null : el("span", "badge " + STATES[state], state),
+      el("span", "mono dim", short(versions(cluster))),
+      el("span", "mono", el("span", "spoken", "control plane "), `${controlPlane.available}/${controlPlane.desired}`),
+      el("span", "mono", el("span", "spoken", "workers "), `${workers.available}/${workers.desired}`)));
+}
+
+function tiles(clusters) {
+  const columns = "Version, available control plane machines, available workers:";
+  return [el("p", "dim small", columns), el("ul", "tiles", ...clusters.map(tile))];
 }
 
 // What clusters have in common is one card, whatever their number.
 function causeCard({cause, clusters}) {
   const head = el("div", "row",
-    el("span", "name", cause.subject),
+    el("h3", "name", cause.subject),
     el("span", "badge right " + SEVERITIES[cause.severity], count(clusters.length, "cluster")));
   const objects = clusters.map(cluster => `Cluster/${cluster.name}`);
   return el("article", `card wide ${cause.severity}`, head, problemBox({...cause, objects}),
-    el("div", "tiles", ...clusters.map(tile)));
+    ...tiles(clusters));
 }
 
 function causes(clusters) {
@@ -147,7 +191,7 @@ function clusterCards(clusters) {
   const quiet = single.length > MOST_CARDS
     ? single.filter(cluster => cluster.state === "Available" && !cluster.problems.length) : [];
   const cards = single.filter(cluster => !quiet.includes(cluster));
-  return [[...shared.map(causeCard), ...cards.map(clusterCard)], quiet.map(tile)];
+  return [[...shared.map(causeCard), ...cards.map(clusterCard)], quiet];
 }
 
 function nothing() {
@@ -177,7 +221,7 @@ function rolloutCard({group, cluster}) {
   const old = Math.max(0, value.current - value.upToDate);
   const broken = Math.max(0, value.current - value.available);
   return el("article", "card",
-    el("div", "row", el("span", "name", group.name || cluster.name)),
+    el("h3", "name", group.name || cluster.name),
     el("div", "row small dim", el("span", "", `${cluster.namespace}/${cluster.name}`),
       el("span", "mono right", group.version)),
     el("div", "bars",
@@ -189,14 +233,16 @@ function rolloutCard({group, cluster}) {
 
 // Machines
 
-function chip({machine, cluster}) {
+function machineItem({machine, cluster}, detailed) {
+  const role = machine.controlPlane ? "control plane" : "worker";
   const classes = `chip mono ${KINDS[machine.kind]}${machine.controlPlane ? " control-plane" : ""}`;
-  const node = el("span", classes, MARKS[machine.kind] + machine.name);
-  node.title = [
-    `${cluster.namespace}/${cluster.name}`, machine.controlPlane ? "control plane" : "worker",
-    machine.version, machine.addresses.join(", "), machine.text,
-  ].filter(Boolean).join("\n");
-  return node;
+  const chip = el("span", classes, MARKS[machine.kind] + machine.name);
+  if (!detailed) return el("li", "", chip, el("span", "spoken", ` ${role}, ${LEGEND[machine.kind]}`));
+
+  const facts = [
+    `${cluster.namespace}/${cluster.name}`, role, machine.version, machine.addresses.join(", "), machine.text,
+  ];
+  return el("li", "", chip, el("div", "small dim", facts.filter(Boolean).join(" · ")));
 }
 
 function grouped(items, key) {
@@ -210,21 +256,28 @@ function grouped(items, key) {
     (a === "") - (b === "") || natural(a, b));
 }
 
-function hostBox(host, items, many) {
-  const named = many ? items.filter(({machine}) => machine.kind !== "ok") : items;
-  const ready = items.length - named.length;
+function hostBox(key, host, items, many) {
+  const detailed = openHosts.has(key);
+  const named = many && !detailed ? items.filter(({machine}) => machine.kind !== "ok") : items;
+  const ready = items.filter(({machine}) => machine.kind === "ok").length;
+  const button = el("button", "host-name", host || "not placed");
+  button.type = "button";
+  button.dataset.key = key;
+  button.ariaExpanded = detailed;
+
   return el("div", "host",
-    el("div", "row", el("b", "small", host || "not placed"),
+    el("div", "row", el("h4", "", button),
       el("span", "dim small right", many ? `${ready} ready of ${items.length}` : items.length)),
-    named.length ? el("div", "chips", ...named.map(chip)) : null);
+    named.length ? el("ul", detailed ? "machines" : "chips",
+      ...named.map(item => machineItem(item, detailed))) : null);
 }
 
 function zoneCard([zone, items], many) {
   const hosts = grouped(items, ({machine}) => machine.host);
   return el("article", "card",
-    el("div", "row", el("span", "name", zone || "No zone"),
+    el("div", "row", el("h3", "name", zone || "No zone"),
       el("span", "dim small right", count(items.length, "machine"))),
-    ...hosts.map(([host, own]) => hostBox(host, own, many)));
+    ...hosts.map(([host, own]) => hostBox(`${zone}/${host}`, host, own, many)));
 }
 
 function legend(items) {
@@ -245,7 +298,7 @@ function poolCard(pool) {
   const kind = invalid || pool.free === 0 ? "bad" : share(pool) < 0.1 ? "warn" : "busy";
   const free = invalid ? "invalid" : `${pool.free} free of ${pool.total}`;
   return el("article", "card",
-    el("div", "row", el("span", "name", pool.name), el("span", "right mono small", free)),
+    el("div", "row", el("h3", "name", pool.name), el("span", "right mono small", free)),
     el("div", "small dim mono", pool.harvester),
     el("div", "bars", el("span", "dim", "in use"), bar([[used, kind]], pool.total, free),
       el("span", "mono", used)));
@@ -282,14 +335,13 @@ const byName = (a, b) => natural(a.namespace, b.namespace) || natural(a.name, b.
 function stateBadge([state, number]) {
   const badge = el("button", "badge " + STATES[state], `${number} ${state.toLowerCase()}`);
   badge.type = "button";
-  badge.title = "Show only these clusters";
-  badge.setAttribute("aria-pressed", states.has(state));
-  badge.addEventListener("click", () => { if (!states.delete(state)) states.add(state); draw(); });
+  badge.dataset.key = state;
+  badge.ariaPressed = states.has(state);
   return badge;
 }
 
 function fill(id, items) {
-  byId(id).replaceChildren(...items);
+  updateChildren(byId(id), items);
   const section = byId(id + "-section");
   if (section) section.hidden = !items.length && id !== "clusters";
 }
@@ -305,14 +357,15 @@ function drawProvider() {
   const provider = data.provider && data.provider.silent ? data.provider : null;
   byId("provider").hidden = !provider;
   if (!provider) return;
-  byId("provider").replaceChildren(
+  fill("provider", [
     el("div", "row", el("span", "badge bad", "provider"), el("b", "", provider.cause),
       el("span", "dim small", age(provider.since))),
-    el("div", "next", "→ " + provider.nextStep));
+    el("div", "next", "→ " + provider.nextStep)]);
 }
 
 function draw() {
   if (!data) return;
+  const focused = document.activeElement?.dataset.key;
   const order = Object.keys(STATES);
   const wanted = byId("filter").value.trim().toLowerCase();
   const present = new Set(data.clusters.map(cluster => cluster.state));
@@ -323,31 +376,38 @@ function draw() {
     .sort((a, b) => order.indexOf(a.state) - order.indexOf(b.state) || byName(a, b));
 
   byId("server").textContent = data.server.replace(/^https:\/\//, "");
-  byId("counts").replaceChildren(...order
-    .map(state => [state, data.clusters.filter(cluster => cluster.state === state).length])
-    .filter(([, number]) => number).map(stateBadge));
+  const numbers = items => order
+    .map(state => [state, items.filter(cluster => cluster.state === state).length])
+    .filter(([, number]) => number);
+  fill("counts", numbers(data.clusters).map(stateBadge));
+  const parts = numbers(clusters).map(([state, number]) => `${number} ${state.toLowerCase()}`);
+  setText(byId("summary"), [`${count(clusters.length, "cluster")} shown`, ...parts].join(", "));
   drawProvider();
 
-  const [cards, tiles] = clusterCards(clusters);
+  const [cards, quiet] = clusterCards(clusters);
   fill("clusters", clusters.length ? cards : [nothing()]);
-  byId("quiet").replaceChildren(...tiles);
-  byId("quiet-box").hidden = !tiles.length;
-  byId("quiet-box").open = opened ?? (wanted !== "" || tiles.length <= MOST_TILES);
-  byId("quiet-title").textContent = `${count(tiles.length, "cluster")} without anything to report`;
+  fill("quiet", tiles(quiet));
+  byId("quiet-box").hidden = !quiet.length;
+  byId("quiet-box").open = quietOpened ?? (wanted !== "" || quiet.length <= MOST_TILES);
+  setText(byId("quiet-title"), `${count(quiet.length, "cluster")} without anything to report`);
   fill("rollouts", clusters.flatMap(groupsOf).map(rolloutCard));
 
   const machines = clusters.flatMap(cluster => cluster.machines.map(machine => ({machine, cluster})));
   const many = machines.length > MOST_CHIPS;
   fill("hosts", grouped(machines, ({machine}) => machine.zone).map(zone => zoneCard(zone, many)));
-  byId("legend").replaceChildren(legend(machines));
+  fill("legend", [legend(machines)]);
   fill("pools", poolCards(data.pools));
 
   const shown = wanted || chosen.size ? new Set(clusters.flatMap(objectsOf)) : null;
   fill("events", data.events
     .filter(event => !shown || shown.has(`${event.namespace}/${event.object.split("/")[1]}`))
     .map(eventRow));
-  byId("unseen").replaceChildren(...data.unseen.map(what => el("div", "", "not seen: " + what)));
+  fill("unseen", data.unseen.map(what => el("div", "", "not seen: " + what)));
   arrange();
+  // What had the focus may be a new element.
+  if (focused && document.activeElement === document.body) {
+    document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({preventScroll: true});
+  }
 
   const wrong = data.clusters.filter(cluster => cluster.wrong).length;
   document.title = wrong ? `(${wrong}) caphv` : "caphv";
@@ -356,7 +416,7 @@ function draw() {
 function live(since) {
   gone = since;
   const fault = gone || (data && data.fault);
-  byId("live").textContent = fault || "live";
+  setText(byId("live"), fault || "live");
   byId("live").className = "badge " + (fault ? "bad" : "ok");
   document.body.classList.toggle("stale", Boolean(fault));
 }
@@ -366,7 +426,15 @@ source.onopen = () => live("");
 source.onmessage = event => { data = JSON.parse(event.data); live(""); draw(); };
 source.onerror = () => live(gone || `disconnected since ${new Date().toLocaleTimeString()}`);
 byId("filter").addEventListener("input", draw);
-byId("quiet-title").addEventListener("click", () => { opened = !byId("quiet-box").open; });
+byId("quiet-title").addEventListener("click", () => { quietOpened = !byId("quiet-box").open; });
+for (const [id, chosen] of [["counts", states], ["hosts", openHosts]]) {
+  byId(id).addEventListener("click", event => {
+    const key = event.target.closest("button")?.dataset.key;
+    if (key === undefined) return;
+    if (!chosen.delete(key)) chosen.add(key);
+    draw();
+  });
+}
 byId("theme").addEventListener("click", () => {
   const root = document.documentElement.dataset;
   const dark = root.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");

@@ -4,7 +4,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,17 +55,25 @@ def test_report_without_tests_fails(checkout: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "report.xml has no test\n")
 
 
+def conditional_tests(module: ast.Module) -> Iterator[str]:
+    """The names of tests that are skipped on a condition, alone or with their module."""
+    marks = [node.value for node in module.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)]
+    functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for function in functions:
+        conditions = [mark for mark in (*marks, *function.decorator_list) if "skipif" in ast.unparse(mark)]
+        if function.name.startswith("test_") and conditions:
+            yield function.name
+
+
 def test_every_test_that_a_machine_may_lack_something_for_is_listed(checkout: Path) -> None:
     """Otherwise CI fails only where that is missing, after all tests have run."""
     listed = (checkout / ".ci" / "allowed-skips").read_text(encoding="utf-8").split("\n")
     conditional = [
-        ".".join((*file.relative_to(checkout).with_suffix("").parts, node.name))
+        ".".join((*file.relative_to(checkout).with_suffix("").parts, name))
         for part in ("unit", "integration", "e2e")
         for file in (checkout / "tests" / part).rglob("test_*.py")
         if "skipif" in (text := file.read_text(encoding="utf-8"))
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and any("skipif" in ast.unparse(decorator) for decorator in node.decorator_list)
+        for name in conditional_tests(ast.parse(text))
     ]
     assert len(conditional) > 1
     assert [name for name in conditional if name not in listed] == []

@@ -45,7 +45,8 @@ def test_repository_stands_by_itself(checkout: Path) -> None:
     for path in sources(checkout):
         where = path.relative_to(checkout)
         # Bytes of a picture that are not text cannot name anything.
-        text = path.read_text(encoding="utf-8", errors="replace" if path.suffix == ".png" else "strict")
+        errors = "replace" if path.suffix in (".png", ".webp") else "strict"
+        text = path.read_text(encoding="utf-8", errors=errors)
         found += [f"{where} names {what}" for what in findings(text, in_tests=where.parts[0] == "tests")]
     assert found == []
 
