@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from packager.git.snapshot import Snapshot
     from packager.planning.commitplan import Store
     from packager.planning.planner import Planner
-    from packager.planning.commitplan import Store
     from packager.planning.state import ManagementState, Planned
 
 
