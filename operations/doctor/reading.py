@@ -111,26 +111,31 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
     facts.extensions = await _list(client, facts, resources.EXTENSION_CONFIGS, "")
     if len(facts.extensions) > 1:
         facts.namespaces = await _list(client, facts, NAMESPACES, "")
-    await _read_fleet_and_rancher(client, facts)
+    await _read_fleet(client, facts)
+    await _read_rancher(client, facts)
     await _read_webhook_service(client, facts)
     return facts
 
 
-async def _read_fleet_and_rancher(client: ApiClient, facts: ManagementFacts) -> None:
-    """Fill in the clusters and programs of Fleet, and the settings of Rancher."""
+async def _read_fleet(client: ApiClient, facts: ManagementFacts) -> None:
+    """Fill in the clusters of Fleet, and the releases of its programs if it has clusters."""
     facts.fleet_clusters = await _list(client, facts, resources.FLEET_CLUSTERS, "")
-    if facts.fleet_clusters:
-        for component, namespace, name in _FLEET_PROGRAMS:
-            deployment = await _get(client, facts, DEPLOYMENTS, namespace, name)
+    for component, namespace, name in _FLEET_PROGRAMS if facts.fleet_clusters else ():
+        # A refusal hides a release. As an entry of `unseen` it would also hide whether the provider
+        # runs, because that is a Deployment, too.
+        with suppress(RequestError):
+            deployment = await client.get(DEPLOYMENTS, name, namespace)
             if release := release_of(component, deployment):
                 facts.releases[component] = release
 
-    rancher_settings = await asyncio.gather(
+
+async def _read_rancher(client: ApiClient, facts: ManagementFacts) -> None:
+    """Fill in Rancher's settings, if it runs here."""
+    settings = await asyncio.gather(
         *(_get(client, facts, resources.RANCHER_SETTINGS, "", name) for name in rancher.SETTINGS)
     )
-    if any(rancher_settings):
-        values = map(rancher.value_of, rancher_settings)
-        facts.rancher = dict(zip(rancher.SETTINGS, values, strict=True))
+    if any(settings):
+        facts.rancher = dict(zip(rancher.SETTINGS, map(rancher.value_of, settings), strict=True))
 
 
 async def _read_webhook_service(client: ApiClient, facts: ManagementFacts) -> None:

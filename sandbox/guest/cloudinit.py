@@ -127,7 +127,7 @@ def parse_user_data(text: str, hostname: str) -> UserData:
         raise GuestError(f"userdata: the first line must be {HEADER}")
 
     config = _load(text, "userdata")
-    unknown_keys = sorted(config.keys() - set(_KEYS.split()))
+    unknown_keys = sorted(map(str, config.keys() - set(_KEYS.split())))
     if unknown_keys:
         raise GuestError(f"userdata: unknown keys {', '.join(unknown_keys)}")
     for name in sorted(_LIST_KEYS & config.keys()):
@@ -251,9 +251,9 @@ def _package_names(packages: Any) -> list[str]:
 def _parse_file(entry: Any, where: str) -> File:
     if not isinstance(entry, dict) or not str(entry.get("path", "")).startswith("/"):
         raise GuestError(f"{where}.path: must be an absolute path")
-    unknown_fields = sorted(entry.keys() - _FILE_FIELDS)
+    unknown_fields = sorted(map(str, entry.keys() - _FILE_FIELDS))
     if unknown_fields:
-        raise GuestError(f"{where}: unknown fields {', '.join(map(str, unknown_fields))}")
+        raise GuestError(f"{where}: unknown fields {', '.join(unknown_fields)}")
 
     # YAML reads an unquoted 0644 as the number 420.
     mode = entry.get("permissions", "0644")

@@ -204,6 +204,19 @@ async def test_all_that_checks_need_is_read() -> None:
     assert [key_of(obj).name for obj in facts.namespaces] == ["team"]
 
 
+async def test_programs_of_fleet_that_may_not_be_read_do_not_hide_whether_the_provider_runs() -> None:
+    class Server(ManagementServer):
+        async def get(self, resource: Any, name: str, namespace: str = "") -> Obj:
+            if namespace in {"cattle-fleet-system", "cattle-turtles-system"}:
+                raise Forbidden(403, "Forbidden", f"deployments of {namespace}")
+            return await super().get(resource, name, namespace)
+
+    fleet = named("fleet.cattle.io/v1alpha1", "Cluster", "shop", "fleet-default")
+    provider = named("apps/v1", "Deployment", "caphv-controller-manager", "caphv-system")
+    facts = await read_management_facts(cast("ApiClient", Server(fleet, provider)), "caphv-system")
+    assert (facts.releases, facts.why_unseen("deployments")) == ({}, "")
+
+
 @pytest.mark.parametrize(
     ("leases", "holder"),
     [

@@ -69,6 +69,8 @@ def test_jinja_header_is_kept_and_rendered() -> None:
         ("#cloud-config\nssh_authorized_keys: ['']", r"ssh_authorized_keys\[0\]: must be a public key"),
         ("#cloud-config\nwrite_files: [{path: etc}]", r"write_files\[0\].path"),
         ("#cloud-config\nwrite_files: [{path: /a, mode: '1'}]", "unknown fields mode"),
+        ("#cloud-config\nwrite_files: [{path: /a, mode: '1', 2: x}]", "unknown fields 2, mode"),
+        ("#cloud-config\n{1: x, other: y}", "unknown keys 1, other"),
         ("#cloud-config\nwrite_files: [{path: /a, permissions: 600}]", "permissions: must be a string"),
         ("#cloud-config\nwrite_files: [{path: /a, encoding: b64, content: '*'}]", "content: must be b64"),
     ],
