@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
@@ -115,6 +116,16 @@ async def test_the_provider_s_kubeconfig_has_nothing_else_of_the_user_s() -> Non
             1,
             1,
         ]
+
+
+async def test_the_provider_s_kubeconfig_keeps_the_namespace_and_no_proxy_of_the_environment() -> None:
+    config = yaml.safe_load(credentials().text)
+    config["contexts"][0]["context"]["namespace"] = "team"
+    text = yaml.safe_dump(config)
+    access = replace(parse_kubeconfig(text), proxy_url="http://proxy:3128", proxy_of_environment=True)
+    token = await Harvester().exchange(Credentials(text, access))
+    assert yaml.safe_load(token.credentials.text)["contexts"][0]["context"]["namespace"] == "team"
+    assert "proxy" not in token.credentials.text
 
 
 async def test_bindings_of_another_form_on_harvester_do_not_disturb() -> None:
