@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from caphv.api.names import CLUSTER_NAME_LABEL, CONTROL_PLANE_LABEL
@@ -20,7 +20,7 @@ from caphv.api.object import (
     uid_of,
 )
 from caphv.api.resources import HARVESTER_MACHINES, clusters, machines
-from caphv.runtime.cache import Informer
+from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from sandbox.background import background
@@ -72,6 +72,23 @@ class ProviderCaches:
         self.secrets = shared.secrets
         self.control_planes = Informer(client, control_planes, max_backoff=2)
         self.configs = Informer(client, configs, max_backoff=2)
+
+    def enqueue_control_planes(self, enqueue: Callable[[Key], None], *others: Informer) -> None:
+        """Enqueue control planes on their changes, and on changes of their clusters' objects.
+
+        :param others: the informers of these objects
+        """
+
+        def enqueue_of_cluster(change: Change) -> None:
+            # A Cluster has no label with its own name, but its key is the key of the cluster.
+            cluster = cluster_key(change.obj) or change.key
+            for control_plane in self.control_planes.store:
+                if cluster_of(control_plane) == cluster:
+                    enqueue(key_of(control_plane))
+
+        self.control_planes.add_handler(lambda change: enqueue(change.key))
+        for informer in others:
+            informer.add_handler(enqueue_of_cluster)
 
     def machines_of(self, cluster: Key, *, control_plane: bool) -> list[Obj]:
         """Return the Machines of a cluster, either of its control plane or all other Machines."""

@@ -26,7 +26,7 @@ from caphv.runtime.controller import Controller
 from caphv.runtime.errors import NotFound, Unreachable
 from sandbox.capi import hooks, secrets, state, v1beta1
 from sandbox.capi.bootstrap import endpoint_of, is_provisioned
-from sandbox.capi.caches import Caches, cluster_key, cluster_of
+from sandbox.capi.caches import Caches, cluster_of
 from sandbox.capi.hooks import HookStep
 from sandbox.capi.machineconditions import conditions_of
 from sandbox.capi.plan import Create, Delete, Member, Step, Wait, next_step
@@ -55,17 +55,9 @@ class ControlPlanes:
             f"{self._distribution.name}-control-plane", self._reconcile, concurrency=4
         )
         self.connections = Connections(self.controller.enqueue)
-        caches.control_planes.add_handler(lambda change: self.controller.enqueue(change.key))
-        for informer in (caches.machines, caches.clusters, caches.harvester_machines):
-            # A Cluster has no label with its own name, but its key is the key of the cluster.
-            informer.add_handler(
-                lambda change: self._enqueue(cluster_key(change.obj) or change.key)
-            )
-
-    def _enqueue(self, cluster: Key) -> None:
-        for control_plane in self._caches.control_planes.store:
-            if cluster_of(control_plane) == cluster:
-                self.controller.enqueue(key_of(control_plane))
+        caches.enqueue_control_planes(
+            self.controller.enqueue, caches.machines, caches.clusters, caches.harvester_machines
+        )
 
     async def _reconcile(self, key: Key) -> None:
         control_plane = self._caches.control_planes.get(*key)

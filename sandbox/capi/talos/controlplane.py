@@ -30,7 +30,7 @@ from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import NotFound, RequestError
 from sandbox.capi import secrets, state
 from sandbox.capi.bootstrap import endpoint_of, is_provisioned
-from sandbox.capi.caches import ProviderCaches, cluster_key, cluster_of
+from sandbox.capi.caches import ProviderCaches, cluster_of
 from sandbox.capi.plan import Create, Delete
 from sandbox.capi.resources import (
     CLONED_FROM_NAME,
@@ -75,17 +75,9 @@ class TalosControlPlanes:
         self._caches = caches
         self.controller = Controller("talos-control-plane", self._reconcile, concurrency=4)
         self.connections = Connections(self.controller.enqueue)
-        caches.control_planes.add_handler(lambda change: self.controller.enqueue(change.key))
-        for informer in (caches.machines, caches.clusters, caches.secrets):
-            # A Cluster has no label with its own name, but its key is the key of the cluster.
-            informer.add_handler(
-                lambda change: self._enqueue(cluster_key(change.obj) or change.key)
-            )
-
-    def _enqueue(self, cluster: Key) -> None:
-        for control_plane in self._caches.control_planes.store:
-            if cluster_of(control_plane) == cluster:
-                self.controller.enqueue(key_of(control_plane))
+        caches.enqueue_control_planes(
+            self.controller.enqueue, caches.machines, caches.clusters, caches.secrets
+        )
 
     async def _reconcile(self, key: Key) -> Result | None:
         obj = self._caches.control_planes.get(*key)
