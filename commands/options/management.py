@@ -139,13 +139,16 @@ class Selection:
 
 
 def selection(clusters: Sequence[str], scope: ScopeOptions) -> Selection:
-    """Return the selected clusters, each written as `NAMESPACE/NAME`, or as `NAME` only."""
+    """Return the selected clusters, each written as `NAMESPACE/NAME`, or as `NAME` only.
+
+    Raises `click.UsageError`, also for a `NAME` without a namespace next to `all_namespaces`.
+    """
     if scope.all_namespaces and scope.namespace:
         raise click.UsageError("--all-namespaces and --namespace are mutually exclusive")
 
-    default = scope.namespace or context_namespace(scope)
+    default = "" if scope.all_namespaces else scope.namespace or context_namespace(scope)
     if not clusters:
-        return Selection("" if scope.all_namespaces else default)
+        return Selection(default)
 
     # If all clusters are in one namespace, only this namespace is read, because the user may lack
     # rights for others.

@@ -118,6 +118,13 @@ def test_only_a_deep_look_asks_harvester(servers: Servers, command: str) -> None
     assert "Harvester https://harvester:6443 by identity team/identity: no answer" in deep.stderr
 
 
+@pytest.mark.parametrize("command", ["status", "tree", "doctor"])
+def test_a_name_alone_is_no_cluster_of_all_namespaces(servers: Servers, command: str) -> None:
+    result = servers.caphv(command, "-A", "shop")
+    assert result.exit_code == 2
+    assert "'shop' is not NAMESPACE/NAME, for example team-a/demo" in result.output
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
