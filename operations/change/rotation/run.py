@@ -128,8 +128,8 @@ class Rotation:
             expected = uid_of(await self.harvester.get(NAMESPACES, "kube-system"))
             if reached != expected:
                 raise RotationError(
-                    f"{identity.access.server} is not the Harvester of {self.harvester.server}: "
-                    "not changed"
+                    f"{tokens_before_writing(self.plan)}: {identity.access.server} is not the "
+                    f"Harvester of {self.harvester.server}"
                 )
             missing = await rights.find_denied(probe, rights.needed_rights(identity.clusters))
             lost = await self._find_lost(probe)
@@ -137,7 +137,8 @@ class Rotation:
             await probe.close()
 
         if missing or lost:
-            raise RotationError(f"not changed: {describe_missing(identity, missing, lost)}")
+            reason = describe_missing(identity, missing, lost)
+            raise RotationError(f"{tokens_before_writing(self.plan)}: {reason}")
 
     async def _find_lost(self, probe: ApiClient) -> list[rights.Right]:
         """Return optional rights that the former token has, and the new one lacks.

@@ -125,7 +125,7 @@ async def test_a_token_that_does_not_work_is_not_written(case: Case, tmp_path: P
     await case.harvester.delete(ROLE_BINDINGS, binding, case.target)
     result = await rotate(case, tmp_path, "--yes")
     assert result.exit_code == 1
-    assert "not changed: the account may not" in result.output
+    assert "the former token stays in use: the account may not" in result.output
     assert f"virtualmachines.kubevirt.io in namespace {case.target}" in result.output
     assert (await stored(case), await works(before)) == (before, True)
     await case.identity()  # with which the cluster can be deleted

@@ -137,6 +137,19 @@ async def test_the_second_call_of_an_interrupted_rotation_knows_that_the_new_tok
     assert f"{STILL}: Harvester: https://server: no answer" in await rotate(server)
 
 
+async def test_lost_rights_after_an_interrupted_rotation_do_not_claim_that_nothing_was_written(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.fail = failing("delete", SECRETS, FORBIDDEN)
+    assert await rotate(server)
+
+    async def denied(*_: object) -> list[object]:
+        return rights.needed_rights([server.cluster])[:1]
+
+    monkeypatch.setattr(rights, "find_denied", denied)
+    assert f"{STILL}: the account may not" in await rotate(server)
+
+
 async def test_an_interrupted_rotation_is_completed_without_another_token(server: Server) -> None:
     server.fail = failing("delete", SECRETS, FORBIDDEN)
     assert await rotate(server)
