@@ -63,23 +63,12 @@ class Follower:
 
         Raises `ApiError`, `Unreachable`, `NoClusterApiError` where clusters cannot be read.
         """
-        # A watch retries forever, so that a kind that cannot be read at all must fail here.
-        kinds = await kinds_of(self._client)
-        await self._client.list(kinds["clusters"], self._namespace, limit=1)
-
-        for name, resource in kinds.items():
-            self._informers[name] = self._start(resource)
-        await self._wait_for_lists(list(self._informers.values()))
-        await self._follow_control_planes()
-
-        # The first lists of these kinds are not awaited, because the page can show them later.
-        if self._for_page:
-            health_checks = resources.machine_health_checks(kinds["machines"].version)
-            self._health_checks = self._start(health_checks)
-            self._events = [
-                self._start(EVENTS, f"involvedObject.kind={kind}", _slim_event)
-                for kind in _EVENT_KINDS
-            ]
+        try:
+            await self._start_all()
+        except BaseException:
+            # Python does not call `__aexit__` for a block that was not entered.
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -127,6 +116,26 @@ class Follower:
                 async with asyncio.timeout(_MAX_DELAY_SECONDS):
                     await self._changed.wait()
                 await asyncio.sleep(_QUIET_SECONDS)
+
+    async def _start_all(self) -> None:
+        """Start the watches, and wait for the first lists of those that are not for the page."""
+        # A watch retries forever, so that a kind that cannot be read at all must fail here.
+        kinds = await kinds_of(self._client)
+        await self._client.list(kinds["clusters"], self._namespace, limit=1)
+
+        for name, resource in kinds.items():
+            self._informers[name] = self._start(resource)
+        await self._wait_for_lists(list(self._informers.values()))
+        await self._follow_control_planes()
+
+        # The first lists of these kinds are not awaited, because the page can show them later.
+        if self._for_page:
+            health_checks = resources.machine_health_checks(kinds["machines"].version)
+            self._health_checks = self._start(health_checks)
+            self._events = [
+                self._start(EVENTS, f"involvedObject.kind={kind}", _slim_event)
+                for kind in _EVENT_KINDS
+            ]
 
     def _start(
         self,

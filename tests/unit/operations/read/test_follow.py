@@ -128,3 +128,23 @@ async def test_of_an_event_only_what_the_page_shows_is_kept() -> None:
     assert row["object"] == "Cluster/shop"
     assert row["message"] == text[: len(row["message"])]
     assert {**row, "reason": "", "words": "", "message": ""} == {**whole, "reason": "", "words": "", "message": ""}
+
+
+def test_an_interrupted_start_leaves_no_watch_behind() -> None:
+    class SlowServer(Server):
+        async def list(self, resource: Resource, *args: object, **options: object) -> Obj:
+            if resource.kind == "Machine":
+                await asyncio.sleep(60)
+            return await super().list(resource, *args, **options)
+
+    async def interrupt() -> None:
+        client: Any = SlowServer()
+        start = asyncio.create_task(Follower(client).__aenter__())
+        await asyncio.sleep(0.1)
+        assert len(asyncio.all_tasks()) > 2
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(interrupt())
