@@ -326,6 +326,6 @@ def _join(tags: set[str]) -> str:
 def _release_of(deployment: Obj | None) -> str:
     """Return the release of Harvester with its patch, such as `1.3.0`; empty if it is unknown."""
     for container in mappings_of(at(deployment, "spec", "template", "spec", "containers")):
-        if match := _RELEASE.search(str(container.get("image") or "")):
+        if match := _RELEASE.search(text_at(container, "image")):
             return match[1]
     return ""
