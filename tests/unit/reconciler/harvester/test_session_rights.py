@@ -70,9 +70,10 @@ async def test_refusal_of_the_account_that_reads_is_none_of_another_that_shares_
         server.denied = {("a", "ippools")}
         server.end_watches("ippools")
         await until(lambda: isinstance(first.pools.last_error, Forbidden))
+        # The second account waits for its turn.
+        server.held["ippools"] = asyncio.Event()
         second = await it.open(server, "b")
         await until(lambda: second.pools is first.pools and filled(second))
-        # Before the second account has had its turn.
         assert isinstance(second.pools.last_error, Forbidden)
         assert second.refusal(second.watch_namespace("vms"), second.pools) == ""
         assert first.refusal(first.watch_namespace("vms"), first.pools) == "cannot list ippools"
