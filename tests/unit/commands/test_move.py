@@ -60,8 +60,8 @@ def test_a_request_that_fails_after_the_pause_says_that_clusters_are_paused(
     sides.failures = {step: [error]}
     result = move()
     assert result.exit_code == 1
-    assert f"Error: a request failed: {error}" in result.output
-    assert PAUSED in result.output
+    assert f"Error: a request failed: {error}" in result.stderr
+    assert PAUSED in result.stderr
 
 
 def test_a_pause_that_fails_says_that_clusters_may_be_paused(sides: Sides) -> None:
@@ -79,7 +79,7 @@ def test_an_interrupt_after_the_pause_says_so(step: str, sides: Sides) -> None:
     result = move()
     signal.signal(signal.SIGINT, before)
     assert result.exit_code == 130
-    assert PAUSED in result.output
+    assert PAUSED in result.stderr
 
 
 def test_a_server_that_stays_away_is_named(sides: Sides) -> None:

@@ -129,6 +129,7 @@ def test_objects_of_a_list_are_objects(suffix: str) -> None:
         ("words\n", "this is a single value"),
         ("kind: Secret\n", "apiVersion: Required value"),
         ("apiVersion: v1\n", "kind: Required value"),
+        ("apiVersion: v1\nkind: ''\n", "kind: Required value"),
         ("a: b\n", "apiVersion: Required value"),
         ("apiVersion: v1\nkind: List\nitems: [x]\n", "this is a single value"),
     ],

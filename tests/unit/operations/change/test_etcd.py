@@ -43,6 +43,14 @@ def test_members_are_matched_with_machines_by_the_name_of_the_node() -> None:
     assert states([Member(1, "cp-1"), Member(2, "")]) == {"cp-1": ("healthy", "cp-1"), "": ("unstarted", "")}
 
 
+def test_a_machine_without_a_node_is_matched_by_its_infrastructure() -> None:
+    builder = Builder()
+    del builder.machines["cp-1"]["status"]["nodeRef"]
+    builder.machines["cp-1"]["spec"]["infrastructureRef"]["name"] = "shop-x7k2p"
+    builder.harvester_machines["cp-1"]["metadata"]["name"] = "shop-x7k2p"
+    assert states([Member(1, "shop-x7k2p-0a1b2c3d")], builder) == {"shop-x7k2p-0a1b2c3d": ("unhealthy", "cp-1")}
+
+
 def test_a_node_of_another_name_is_matched_too() -> None:
     builder = Builder()
     builder.machines["cp-1"]["status"]["nodeRef"]["name"] = "ip-10-0-0-9"

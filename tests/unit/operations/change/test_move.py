@@ -70,6 +70,7 @@ async def test_nothing_is_deleted_before_harvester_says_that_the_target_has_the_
     after_pause = sides.steps[sides.steps.index("pause") :]
     assert after_pause[-5:] == ["vms", "vms", "vms", "prepare", "delete"]
     assert "the target has adopted 1 VM; none was restarted" in result.text
+    assert result.reports[-1].startswith("deleted on the source. Follow the clusters on the target: ")
 
 
 async def test_vms_that_the_target_does_not_adopt_in_time_are_named(sides: Sides) -> None:

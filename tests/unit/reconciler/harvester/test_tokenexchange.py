@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from caphv.api.object import Key, Obj, at
+from caphv.api.names import OWNER_ANNOTATION, OWNER_CLUSTER_ANNOTATION, OWNER_UID_ANNOTATION
+from caphv.api.object import Key, Obj, annotations_of, at
 from caphv.api.ownership import Owner, record
 from caphv.api.tokenrenewal import Renewal, bound_name
 from caphv.runtime.errors import Forbidden
@@ -259,6 +260,17 @@ async def test_only_the_secret_of_the_identity_is_deleted() -> None:
     assert at(harvester.find("Secret", BOUND, "accounts"), "metadata", "name") == BOUND
     await tokenexchange.revoke(harvester.connect, token.credentials, "management")
     assert harvester.find("Secret", BOUND, "accounts") is None
+
+
+@pytest.mark.parametrize("missing", [OWNER_ANNOTATION, OWNER_UID_ANNOTATION, OWNER_CLUSTER_ANNOTATION])
+async def test_a_secret_with_a_part_of_a_record_is_not_deleted(missing: str) -> None:
+    harvester = Harvester()
+    token = await harvester.exchange(credentials())
+    bound = cast("Obj", harvester.find("Secret", BOUND, "accounts"))
+    rest = {name: value for name, value in annotations_of(bound).items() if name != missing}
+    harvester.put({**bound, "metadata": {**bound["metadata"], "annotations": rest}})
+    await tokenexchange.revoke(harvester.connect, token.credentials, "management")
+    assert harvester.find("Secret", BOUND, "accounts")
 
 
 async def test_two_identities_that_name_one_account_at_once_do_not_share_rights() -> None:
