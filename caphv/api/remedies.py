@@ -65,7 +65,7 @@ STOP_PROVIDER = Remedy(
     "kubectl scale deployment caphv-controller-manager -n {namespace} --replicas 0"
 )
 START_SANDBOX = Remedy("caphv sandbox up --dir {folder}")
-APPLY_GIT_REPO = Remedy("caphv packager gitrepo --repo {repo} | kubectl apply -f -")
+APPLY_GIT_REPO = Remedy("caphv packager gitrepo --repo {repo}{options} | kubectl apply -f -")
 
 # Identities
 NEW_IDENTITY = Remedy(

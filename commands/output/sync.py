@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +56,32 @@ def _lines(
         yield str(result.merge_request)
     if is_applied:
         yield from _applied(built, result.plan, failures)
-    elif not options.applied and options.repo and not result.plan.is_empty:
-        yield f"Fleet applies the manifests: {remedies.APPLY_GIT_REPO(repo=options.repo)}"
+    elif _fleet_can_read(options) and not result.plan.is_empty:
+        yield f"Fleet applies the manifests: {_gitrepo_command(options)}"
+
+
+def _fleet_can_read(options: SyncOptions) -> bool:
+    """Whether Fleet applies what this sync pushes, once it has a GitRepo."""
+    from packager.rendering.gitrepo import check_is_remote
+
+    if options.applied or not options.repo:
+        return False
+    try:
+        check_is_remote(options.repo)
+    except ValueError:
+        return False
+    return True
+
+
+def _gitrepo_command(options: SyncOptions) -> str:
+    """Return the command that makes Fleet read the same folder of the same branch."""
+    given = {
+        "branch": options.branch if options.branch != "main" else "",
+        "path": options.inner,
+        "client-secret": options.client_secret,
+    }
+    words = "".join(f" --{name} {shlex.quote(value)}" for name, value in given.items() if value)
+    return remedies.APPLY_GIT_REPO(repo=shlex.quote(options.repo), options=words)
 
 
 def _applied(built: BuildResult, plan: Plan, failures: list[ApplyFailure]) -> Iterator[str]:

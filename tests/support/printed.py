@@ -24,9 +24,14 @@ from sandbox.processes.apiserver import ApiServer, private_file
 SECONDS = 120.0
 CAPHV = Path(sys.executable).parent
 
-# What the fields of commands are filled with: a word, several words, or a further option.
+# What the fields of commands are filled with: a word, several words, or further options.
 _WORD = r"[^\s,;]+?"
-_FIELDS = {"clusters": rf"{_WORD}(?: {_WORD})*?", "pools": r"(?: --[a-z-]+)?", "scope": r"(?: -n \S+)?"}
+_FIELDS = {
+    "clusters": rf"{_WORD}(?: {_WORD})*?",
+    "options": rf"(?: --[a-z-]+ {_WORD})*",
+    "pools": r"(?: --[a-z-]+)?",
+    "scope": r"(?: -n \S+)?",
+}
 
 
 @dataclass

@@ -261,7 +261,9 @@ def test_what_a_wave_leaves_is_counted(waiting: int, unknown: int, more: str) ->
 def synced(
     result: Result, capsys: pytest.CaptureFixture[str], built: BuildResult | None = None, **flags: Any
 ) -> list[str]:
-    given: Any = SimpleNamespace(**{"output": "text", "dry_run": False, "applied": False, "repo": "", **flags})
+    options = {"output": "text", "dry_run": False, "applied": False}
+    repository = {"repo": "", "branch": "main", "inner": "", "client_secret": ""}
+    given: Any = SimpleNamespace(**{**options, **repository, **flags})
     print_result(built or BuildResult(), result, [], given)
     return capsys.readouterr().out.splitlines()
 
@@ -280,6 +282,10 @@ def test_a_sync_names_all_that_it_did_and_left(capsys: pytest.CaptureFixture[str
     hint = "Fleet applies the manifests: caphv packager gitrepo --repo URL | kubectl apply -f -"
     assert synced(RESULT, capsys, repo="URL") == [*every, pushed, merge, hint]
     assert synced(RESULT, capsys, repo="URL", applied=True) == [*every, pushed, merge]
+    assert synced(RESULT, capsys, repo="file:///fleet.git") == [*every, pushed, merge], "Fleet cannot read it"
+    words = "--branch live --path team/a --client-secret fleet-git"
+    other = {"branch": "live", "inner": "team/a", "client_secret": "fleet-git"}
+    assert synced(RESULT, capsys, repo="URL", **other)[-1] == hint.replace("URL", f"URL {words}")
     assert synced(RESULT, capsys) == [*every, pushed, merge]
     bare = replace(RESULT, commit="", merge_request=None)
     assert synced(bare, capsys) == every

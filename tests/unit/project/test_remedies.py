@@ -105,9 +105,7 @@ def test_each_command_that_is_printed_is_registered(checkout: Path) -> None:
 
 # Remedies that no test takes out of an output, and why.
 NOT_RUN = {
-    "APPLY_GIT_REPO": "needs Fleet and a Git repository; a test of the packager reads what `gitrepo` prints",
     "START_SANDBOX": "starts programs; tests/e2e/test_sandbox_lifecycle.py restarts what is missing with it",
-    "DELETE_CLUSTER": "printed where the packager may not delete a Cluster; its tests compare the text",
 }
 
 
