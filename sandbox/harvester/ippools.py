@@ -95,7 +95,13 @@ def reserve(pool: Obj, holder: str) -> tuple[Obj, str]:
     if previous and allocated.get(previous) == holder:
         return status, previous
     if previous in allocated:
-        raise AllocationError(f"requested IP address {previous} is not available in range set")
+        ranges = ",".join(
+            "-".join(str(ipaddress.IPv4Address(number)) for number in span)
+            for span in spans(pool["spec"])
+        )
+        raise AllocationError(
+            f"requested IP address {previous} is not available in range set {ranges}"
+        )
 
     # If the history has no address, it is an error that the holder already has one (`Get` in
     # host-local's backend/allocator/allocator.go of containernetworking/plugins).

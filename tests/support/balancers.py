@@ -187,7 +187,7 @@ class Replay:
     def _text(self, text: str) -> str:
         text = text.replace(f"{self.sim.prefix}.100.", "pool-").replace(f"{self.sim.prefix}.50.", "guest-")
         text = "dhcp-1" if text.startswith(f"{self.sim.prefix}.32.") else text
-        return text.replace(f"{self.namespace}/", "NS/").replace(self.pool, "POOL")
+        return text.replace(self.namespace, "NS")
 
     def _address(self, text: str) -> str:
         return text.replace("pool-", f"{self.sim.prefix}.100.")

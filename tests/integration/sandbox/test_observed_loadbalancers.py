@@ -49,8 +49,6 @@ def place(etcd_folder: Path) -> Iterator[Place]:
 @pytest.mark.parametrize(("release", "seen"), of_releases(TAKEOVERS))
 async def test_address_is_taken_over(place: Place, release: str, seen: list[Record]) -> None:
     for record in seen:
-        if "taken" in record.name:
-            continue  # the controller's message names the ranges
         async with replay(place, release) as running:
             await running.create_pool(record.input["allocated"], record.input["history"])
             await asyncio.sleep(0.2)
@@ -62,6 +60,10 @@ async def test_address_is_taken_over(place: Place, release: str, seen: list[Reco
             if record.name == "without-history":
                 # By chance, the real controller releases twice, from a stale cache, and leaves the address free.
                 wanted["pool"] |= {"allocated": {"pool-11": "NS/lb"}, "history": {}, "available": 2}
+            message = wanted["lb"]["message"]
+            if message.startswith("requested IP"):
+                # Only 1.5 leaves out the name of the pool, which is not modelled.
+                wanted["lb"] = wanted["lb"] | {"message": f"fail to get ip from pool NS, error: {message}"}
             await settled(running, wanted, set())
 
 
