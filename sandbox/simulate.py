@@ -113,7 +113,8 @@ class Simulator:
         self, stack: contextlib.AsyncExitStack, informers: Informers
     ) -> list[Coroutine[Any, Any, None]]:
         addresses = Addresses()
-        workloads = Workloads(self._folder)
+        # Real control plane providers read and change the members of etcd themselves.
+        workloads = Workloads(self._folder, self._own_providers)
         data_path = DataPath()
         stack.push_async_callback(workloads.close)
         stack.push_async_callback(data_path.close)
@@ -154,7 +155,7 @@ def from_folder(folder: Path) -> Simulator:
     names = {field.name for field in dataclasses.fields(SimulatorConfig)} - {"network"}
     settings = {name: value for name, value in sandbox_settings.items() if name in names}
     config = SimulatorConfig.from_settings(state["network"], settings)
-    own_providers = sandbox_settings.get("own_providers", "").split(",")
+    own_providers = [*filter(None, sandbox_settings.get("own_providers", "").split(","))]
 
     # The simulation must not meet the faults that the proxy injects.
     is_proxied = (folder / "harvester-direct.kubeconfig").exists()

@@ -1,4 +1,4 @@
-"""Real etcd members on control plane guests, as kubeadm starts them in static Pods.
+"""Real etcd members on control plane guests, as kubeadm, RKE2 and K3s start them.
 
 These members hold no Kubernetes objects, which are in the sandbox's etcd. A control plane provider
 reads and changes their membership. A guest that joins adds a member. The member stays when its
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +31,7 @@ START_ATTEMPTS = 3
 RETRY_SECONDS = 0.5
 JOIN_SECONDS = 120.0
 _PKI = "/etc/kubernetes/pki/etcd"
-_OPTIONS = {
+KUBEADM_OPTIONS = {
     "--endpoints": "https://127.0.0.1:2379",
     "--cacert": f"{_PKI}/ca.crt",
     "--cert": f"{_PKI}/healthcheck-client.crt",
@@ -45,10 +45,13 @@ class EtcdError(Exception):
 
 @dataclass(frozen=True)
 class Member:
-    """The etcd of one guest, with its data in a folder of the guest's disk."""
+    """The etcd of one guest, with its data in a folder of the guest's disk.
+
+    `name` is its name in etcd, which is or begins with that of the Node.
+    """
 
     folder: Path
-    node: str
+    name: str
     address: str
     authority: pki.CA = field(repr=False)
 
@@ -64,10 +67,15 @@ class Member:
 
 
 class EtcdMembers:
-    """The members of one workload cluster that run now, by the addresses of their guests."""
+    """The members of one workload cluster that run now, by the addresses of their guests.
 
-    def __init__(self, folder: Path) -> None:
+    :param folder: the folder for logs of processes
+    :param options: the options of `etcdctl` in the etcd Pods of the cluster
+    """
+
+    def __init__(self, folder: Path, options: Mapping[str, str] = KUBEADM_OPTIONS) -> None:
         self._folder = folder
+        self._options = options
         self._running: dict[str, _Running] = {}
         self._returning: set[asyncio.Task[None]] = set()
 
@@ -81,9 +89,9 @@ class EtcdMembers:
 
         for attempt in range(1, START_ATTEMPTS + 1):
             # The other members must know a new member before it starts.
-            peers = f"{member.node}={member.peer_url}"
+            peers = f"{member.name}={member.peer_url}"
             if others and not was_member:
-                failure = f"{member.node} cannot join etcd"
+                failure = f"{member.name} cannot join etcd"
                 peers = await _retry(lambda: _add_learner(others, member), failure)
 
             process = _start(self._folder, member, peers, existing=bool(others))
@@ -109,9 +117,29 @@ class EtcdMembers:
         elif others:
             await _retry(
                 lambda: _promote(client, others, member),
-                f"the member of {member.node} stays a learner",
+                f"the member of {member.name} stays a learner",
             )
-        return RealEtcd(client)
+        return RealEtcd(client, self._options)
+
+    async def remove_node(self, node: str) -> str:
+        """Remove the member of a Node of RKE2 or K3s; return its name, empty if there is none.
+
+        The last member stays.
+        """
+        clients = [running.client for running in self._running.values()]
+        if not clients:
+            return ""
+
+        async def remove() -> str:
+            client, members = await _list_members(clients)
+            for entry in members:
+                name = str(entry.get("name") or "")
+                if name.rpartition("-")[0] == node and len(members) > 1:
+                    await client.call("cluster/member/remove", {"ID": entry["ID"]})
+                    return name
+            return ""
+
+        return await _retry(remove, f"the member of {node} cannot be removed")
 
     async def stop(self, address: str) -> None:
         """Stop a guest's member without notice to the others, as after a power failure."""
@@ -161,14 +189,15 @@ class EtcdClient:
 
 
 class RealEtcd:
-    """`etcdctl` in the etcd Pod of kubeadm."""
+    """`etcdctl` in the etcd Pod of a guest, which has the files that `options` name."""
 
-    def __init__(self, client: EtcdClient) -> None:
+    def __init__(self, client: EtcdClient, options: Mapping[str, str]) -> None:
         self._client = client
+        self._options = options
 
     async def etcdctl(self, arguments: Sequence[str]) -> str:
         """Run `etcdctl <arguments>` and return its output. Raises `EtcdError`."""
-        check_options(arguments, _OPTIONS)
+        check_options(arguments, self._options)
         match [argument for argument in arguments if not argument.startswith("--")]:
             case ["member", "list", "-w", "json"]:
                 members = [
@@ -185,7 +214,7 @@ class RealEtcd:
         raise EtcdError("Error: unknown command")
 
 
-def check_options(arguments: Sequence[str], expected: dict[str, str]) -> None:
+def check_options(arguments: Sequence[str], expected: Mapping[str, str]) -> None:
     """Raise EtcdError unless the options of `etcdctl` name the files that the Pod has."""
     options = dict(
         argument.split("=", 1)
@@ -207,7 +236,7 @@ def parse_member_id(member: str) -> int:
 
 def _start(folder: Path, member: Member, peers: str, *, existing: bool) -> Process:
     member.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    pair = member.authority.peer([member.address, "127.0.0.1", "localhost", member.node])
+    pair = member.authority.peer([member.address, "127.0.0.1", "localhost", member.name])
     contents = {
         "ca.crt": member.authority.certificate,
         "tls.crt": pair.certificate,
@@ -219,7 +248,7 @@ def _start(folder: Path, member: Member, peers: str, *, existing: bool) -> Proce
     files = {"cert-file": "tls.crt", "key-file": "tls.key", "trusted-ca-file": "ca.crt"}
     command: list[str | Path] = [
         binary("etcd"),
-        f"--name={member.node}",
+        f"--name={member.name}",
         f"--data-dir={member.folder / 'data'}",
         # A sandbox may lose its data when the machine stops; fsync would slow down all tests.
         "--unsafe-no-fsync",
@@ -242,7 +271,7 @@ def _start(folder: Path, member: Member, peers: str, *, existing: bool) -> Proce
         ),
     ]
 
-    name = f"etcd-{member.node}"
+    name = f"etcd-{member.name}"
     return children.start(
         folder, name, command, env={"GOMAXPROCS": "1"}, timer_slack=children.TIMER_SLACK_SECONDS
     )
@@ -273,7 +302,7 @@ async def _add_learner(others: Sequence[EtcdClient], member: Member) -> str:
 
     # A member has no name in etcd until it starts.
     return ",".join(
-        f"{entry.get('name') or member.node}={url}"
+        f"{entry.get('name') or member.name}={url}"
         for entry in members
         for url in entry["peerURLs"]
     )
@@ -307,7 +336,7 @@ async def _promote(client: EtcdClient, others: Sequence[EtcdClient], member: Mem
                 if member.peer_url in entry["peerURLs"] and entry.get("isLearner"):
                     await other.call("cluster/member/promote", {"ID": entry["ID"]})
         raise
-    return member.node
+    return member.name
 
 
 async def _finish_return(client: EtcdClient, others: Sequence[EtcdClient], member: Member) -> None:
@@ -319,16 +348,16 @@ async def _finish_return(client: EtcdClient, others: Sequence[EtcdClient], membe
         if others:
             await _retry(
                 lambda: _promote(client, others, member),
-                f"the member of {member.node} has no quorum",
+                f"the member of {member.name} has no quorum",
             )
 
         for entry in await client.members():
-            if entry.get("name") == member.node and member.peer_url not in entry["peerURLs"]:
+            if entry.get("name") == member.name and member.peer_url not in entry["peerURLs"]:
                 await client.call(
                     "cluster/member/update", {"ID": entry["ID"], "peerURLs": [member.peer_url]}
                 )
     except EtcdError as error:
-        log.info("etcd of %s: %s", member.node, error)
+        log.info("etcd of %s: %s", member.name, error)
 
 
 async def _retry(call: Callable[[], Awaitable[str]], failure: str) -> str:

@@ -39,7 +39,7 @@ class Join:
     `ca` (PEM) verifies `server`, and `token` authenticates the guest. If `ca` is empty, the guest
     takes the CA of the cluster with the same token. Only control planes have an `authority`.
     `clients` (PEM) verifies client certificates in addition to the authority. `program` is `rke2`
-    or `k3s` if the guest runs one of them.
+    or `k3s` if the guest runs one of them, and `etcd` the CA of its etcd.
     """
 
     role: str
@@ -52,6 +52,7 @@ class Join:
     authority: CA | None = field(default=None, repr=False)
     clients: bytes = b""
     program: str = ""
+    etcd: CA | None = field(default=None, repr=False)
     serves: bool = True
     """Whether a control plane guest serves the API."""
     stores: bool = True

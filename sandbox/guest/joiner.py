@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+from caphv.api.object import Obj
 from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.guest import kubelet, kubevip
 from sandbox.guest.cloudinit import GuestError, UserData
@@ -77,9 +78,14 @@ class Joiner:
             return
 
         if not method.ca:
-            authority, clients = await self._workloads.authority_of(guest.disk, method.token)
-            ca = authority.certificate.decode()
-            method = dataclasses.replace(method, ca=ca, authority=authority, clients=clients)
+            authorities = await self._workloads.authorities_of(guest.disk, method.token)
+            method = dataclasses.replace(
+                method,
+                ca=authorities.server.certificate.decode(),
+                authority=authorities.server,
+                clients=authorities.clients,
+                etcd=authorities.etcd,
+            )
         if method.role == CONTROL_PLANE:
             await self._serve(guest, method, addresses, virtual)
         else:
@@ -98,8 +104,10 @@ class Joiner:
                 guest.disk,
                 guest.hostname,
                 join.port,
+                etcd=join.etcd if self._has_real_etcd(join) else None,
                 serves=join.serves,
                 stores=join.stores,
+                program=join.program,
             )
             local_url = await self._workloads.serve(member, join)
             kubeconfig = Kubeconfig(server=local_url, ca=join.ca, token=join.token)
@@ -110,8 +118,6 @@ class Joiner:
             await self._workloads.leave(address)
 
     async def _keep_node(self, guest: Guest, join: Join, server: str, addresses: list[str]) -> None:
-        # K3s runs etcd in its own process, so etcd has no Pod.
-        has_etcd_pod = join.role == CONTROL_PLANE and join.program != K3S.name and join.stores
         node = NodeInfo(
             name=guest.hostname,
             addresses=tuple(filter(None, addresses)),
@@ -120,10 +126,22 @@ class Joiner:
             boot_id=guest.uid,
             ready=join.cni,
             labels=_role_labels(join),
-            pods=(kubelet.etcd_pod(guest.hostname),) if has_etcd_pod else (),
+            pods=self._etcd_pods(guest, join),
         )
         kubeconfig = Kubeconfig(server=server, ca=join.ca, token=join.token)
         await self._registrar.keep(kubeconfig, node)
+
+    def _etcd_pods(self, guest: Guest, join: Join) -> tuple[Obj, ...]:
+        """Return the Pods by which clients reach the etcd of a guest."""
+        if join.role != CONTROL_PLANE or not join.stores:
+            return ()
+        # K3s runs etcd in its own process, so only its control plane provider adds a Pod.
+        if join.program != K3S.name:
+            return (kubelet.etcd_pod(guest.hostname),)
+        return (kubelet.etcd_proxy_pod(guest.hostname),) if self._has_real_etcd(join) else ()
+
+    def _has_real_etcd(self, join: Join) -> bool:
+        return join.stores and self._workloads.has_real_etcd(join.program)
 
     @asynccontextmanager
     async def _holding(

@@ -3,7 +3,8 @@
 Each control plane guest has a kubelet on port 10250 of its address, which the API server reads from
 the Node's status. The guests of a cluster with RKE2 or K3s share a list of etcd members, with one
 member for each control plane guest that ever joined. Like a real member, each stays until it is
-removed, even after its guest is deleted. Guests of kubeadm have real members.
+removed, even after its guest is deleted. Guests of kubeadm have real members, and so have those of
+RKE2 and K3s if their providers are real.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _STDERR = 2
 _ERROR = 3
 _TLS = "/var/lib/rancher/rke2/server/tls/etcd"
 # The files of RKE2's etcd Pods.
-_OPTIONS = {
+RKE2_OPTIONS = {
     "--endpoints": "https://127.0.0.1:2379",
     "--cacert": f"{_TLS}/server-ca.crt",
     "--cert": f"{_TLS}/server-client.crt",
@@ -75,7 +76,7 @@ class Etcd:
 
         Raises `EtcdError`.
         """
-        check_options(arguments, _OPTIONS)
+        check_options(arguments, RKE2_OPTIONS)
         match [argument for argument in arguments if not argument.startswith("--")]:
             case ["member", "list", "-w", "json"]:
                 members = [{"ID": id_, "name": name} for id_, name in self.members.items()]
@@ -155,6 +156,16 @@ class Kubelet:
 def etcd_pod(node: str) -> Obj:
     """Return the mirror Pod of a control plane node's etcd."""
     return mirror_pod("etcd", node, CONTAINER, "sandbox/etcd")
+
+
+def etcd_proxy_pod(node: str) -> Obj:
+    """Return the Pod by which K3s' control plane provider reaches etcd.
+
+    It is that of a DaemonSet, which would need a controller. A drain leaves both alone.
+    """
+    pod = mirror_pod("etcd-proxy", node, "etcd-proxy", "sandbox/etcd-proxy")
+    pod["metadata"]["labels"] = {"app": "etcd-proxy"}
+    return pod
 
 
 def mirror_pod(component: str, node: str, container: str, image: str) -> Obj:

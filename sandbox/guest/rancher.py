@@ -128,7 +128,14 @@ def _parse_join(program: Program, user_data: UserData) -> Join:
     # The first server brings the CAs, and so knows the CA of the API before it runs.
     authority = _authority(program, user_data, "server")
     clients = _authority(program, user_data, "client").certificate
-    return replace(join, ca=authority.certificate.decode(), authority=authority, clients=clients)
+    ca = authority.certificate.decode()
+    return replace(
+        join,
+        ca=ca,
+        authority=authority,
+        clients=clients,
+        etcd=_authority_in(program, user_data, "etcd/server"),
+    )
 
 
 def _merge_config(program: Program, user_data: UserData) -> dict[str, Any]:
@@ -153,10 +160,17 @@ def _has_cni(config: dict[str, Any]) -> bool:
 
 
 def _authority(program: Program, user_data: UserData, name: str) -> CA:
-    files = [user_data.files.get(path) for path in program.authority(name)]
-    if not all(files):
+    authority = _authority_in(program, user_data, name)
+    if authority is None:
         raise GuestError(
             f"{program.authority(name)[0]} and its key are required on the first server"
         )
+    return authority
+
+
+def _authority_in(program: Program, user_data: UserData, name: str) -> CA | None:
+    files = [user_data.files.get(path) for path in program.authority(name)]
+    if not all(files):
+        return None
     certificate, key = (file.content.encode() for file in files if file)
     return CA(KeyPair(certificate, key))

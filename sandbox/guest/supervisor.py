@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
-from caphv.api.object import NODES, SECRETS, Key, annotations_of, key_of
-from caphv.runtime.cache import Change, Informer
+from caphv.api.object import NODES, SECRETS, Key, annotations_of
+from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
 from caphv.runtime.errors import AlreadyExists, NotFound
-from sandbox.guest.kubelet import NAMESPACE, Etcd
+from sandbox.guest.kubelet import NAMESPACE
 from sandbox.guest.rancher import Program
 from sandbox.processes.apiserver import ApiServer
 
@@ -23,12 +24,21 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """The supervisor of one cluster, in place of the one in each of its servers."""
+    """The supervisor of one cluster, in place of the one in each of its servers.
 
-    def __init__(self, server: ApiServer, etcd: Etcd, program: Program) -> None:
+    `remove_member` removes the etcd member of a Node and returns its name, empty if there is none.
+    It may raise `EtcdError`.
+    """
+
+    def __init__(
+        self,
+        server: ApiServer,
+        program: Program,
+        remove_member: Callable[[str], Awaitable[str]],
+    ) -> None:
         self._server = server
-        self._etcd = etcd
         self._program = program
+        self._remove_member = remove_member
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -41,13 +51,7 @@ class Supervisor:
 
             controller = Controller("etcd-members", reconcile, concurrency=1)
 
-            def follow_node(change: Change) -> None:
-                if change.new is None:
-                    self._etcd.remove_node(key_of(change.obj).name)
-                else:
-                    controller.enqueue(change.key)
-
-            nodes.add_handler(follow_node)
+            nodes.add_handler(lambda change: controller.enqueue(change.key))
             watching = nodes.start()
             try:
                 await controller.run()
@@ -68,9 +72,10 @@ class Supervisor:
             log.debug("%s exists", self._program.serving)
 
     async def _reconcile(self, client: ApiClient, nodes: Informer, name: str) -> None:
-        """Remove the etcd member of a Node, if the Node requests it."""
+        """Remove the etcd member of a Node, if the Node requests it or was deleted."""
         node = nodes.get("", name)
         if node is None:
+            await self._remove_member(name)
             return
 
         # The request stays on the Node, and only the answer shows that it was served. A second
@@ -81,7 +86,7 @@ class Supervisor:
         if annotations.get(request) != "true" or answer in annotations:
             return
 
-        member = self._etcd.remove_node(name)
+        member = await self._remove_member(name)
         log.info("removed etcd member %s", member)
         patch = {"metadata": {"annotations": {answer: member or name}}}
         try:

@@ -5,24 +5,25 @@ CA; each control plane guest forwards to it from port 6443 of its own address, a
 where nodes join. Its data is in the sandbox's etcd and, like the guests' disks, outlives stopped
 guests until the last control plane VM of the cluster is deleted. There is no etcd quorum: one
 control plane guest of three is enough. Members of etcd on guests of kubeadm are real, and hold
-nothing.
+nothing; so are those of RKE2 and K3s if their providers are real.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import logging
 import shutil
-from collections.abc import Set
+from collections.abc import Collection, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox.guest import etcd
 from sandbox.guest.etcd import EtcdMembers
 from sandbox.guest.join import Join
-from sandbox.guest.kubelet import Etcd, Etcdctl, Kubelet
+from sandbox.guest.kubelet import RKE2_OPTIONS, Etcd, Etcdctl, Kubelet
 from sandbox.guest.rancher import PROGRAMS
 from sandbox.guest.supervisor import Supervisor
 from sandbox.processes import pki
@@ -37,6 +38,7 @@ _AUTHORITY_SECONDS = 0.5
 DISK = "disk-"
 _NAME_FILE = "workload"
 _AUTHORITY_FILES = ("server-ca.crt", "server-ca.key")
+_ETCD_FILES = ("etcd-ca.crt", "etcd-ca.key")
 _CLIENTS_FILE = "client-ca.crt"
 FLAGS = (
     # Nothing here would remove the taint that this plugin adds to new Nodes.
@@ -57,6 +59,7 @@ class Member:
 
     `disk` is the uid of the VM, `node` the host name, `port` the port where other nodes join, and
     `etcd` the CA of a real etcd. It serves the API and stores etcd's data, or does one of them.
+    `program` is `rke2` or `k3s` if the guest runs one of them.
     """
 
     address: str
@@ -66,6 +69,24 @@ class Member:
     etcd: pki.CA | None = None
     serves: bool = True
     stores: bool = True
+    program: str = ""
+
+    @property
+    def etcd_name(self) -> str:
+        """Return the name of its real member of etcd. RKE2 and K3s add a random suffix."""
+        return f"{self.node}-{self.disk[:8]}" if self.program else self.node
+
+
+@dataclass(frozen=True, slots=True)
+class Authorities:
+    """The CAs of a cluster that its first server has, and gives to the others.
+
+    `clients` (PEM) verifies client certificates, and `etcd` is None for a simulated etcd.
+    """
+
+    server: pki.CA
+    clients: bytes
+    etcd: pki.CA | None
 
 
 @dataclass
@@ -80,16 +101,22 @@ class _Cluster:
     disks: set[str] = field(default_factory=set)
     listeners: dict[str, list[TcpProxy]] = field(default_factory=dict)
     etcd: Etcd = field(default_factory=Etcd)
+    etcd_authority: pki.CA | None = field(default=None, repr=False)
     real_etcd: EtcdMembers | None = None
     kubelets: dict[str, Kubelet] = field(default_factory=dict)
     supervisor: asyncio.Task[None] | None = None
 
 
 class Workloads:
-    """All workload clusters."""
+    """All workload clusters.
 
-    def __init__(self, folder: Path) -> None:
+    :param folder: the folder of the sandbox
+    :param real_etcd: the programs (`rke2`, `k3s`) whose servers have a real etcd
+    """
+
+    def __init__(self, folder: Path, real_etcd: Collection[str] = ()) -> None:
         self._folder = folder
+        self._real_etcd = real_etcd
         self._clusters: dict[str, _Cluster] = {}
         # Notified when an API server has started.
         self._starts = asyncio.Condition()
@@ -119,8 +146,12 @@ class Workloads:
         """Return whether a disk has the data of a control plane, by the uid of the VM."""
         return bool(self._name_on(disk))
 
-    async def authority_of(self, disk: str, token: str) -> tuple[pki.CA, bytes]:
-        """Return the CA of the cluster with a token, and the CA of the cluster's clients (PEM).
+    def has_real_etcd(self, program: str) -> bool:
+        """Return whether servers of a program have a real etcd."""
+        return program in self._real_etcd
+
+    async def authorities_of(self, disk: str, token: str) -> Authorities:
+        """Return the CAs of the cluster with a token.
 
         Waits until a server of the cluster runs. After a server has joined, its disk has the CAs,
         so that it can start again without another server.
@@ -128,13 +159,15 @@ class Workloads:
         folder = self.disk(disk)
         while True:
             with contextlib.suppress(FileNotFoundError):
-                names = (*_AUTHORITY_FILES, _CLIENTS_FILE)
-                certificate, key, clients = ((folder / name).read_bytes() for name in names)
-                return pki.CA(pki.KeyPair(certificate, key)), clients
+                clients = (folder / _CLIENTS_FILE).read_bytes()
+                server = _read_authority(folder, _AUTHORITY_FILES)
+                has_etcd = (folder / _ETCD_FILES[1]).exists()
+                etcd_authority = _read_authority(folder, _ETCD_FILES) if has_etcd else None
+                return Authorities(server, clients, etcd_authority)
 
             for cluster in self._clusters.values():
                 if cluster.server and cluster.token == token:
-                    return cluster.server.ca, cluster.clients
+                    return Authorities(cluster.server.ca, cluster.clients, cluster.etcd_authority)
             await asyncio.sleep(_AUTHORITY_SECONDS)
 
     async def serve(self, member: Member, join: Join) -> str:
@@ -150,7 +183,8 @@ class Workloads:
         # Only one guest at a time starts, because the first one creates the objects that all share.
         async with cluster.lock:
             server = self._ensure_server(cluster, member, join, ca)
-            self._write_disk(member.disk, server.name, ca, cluster.clients)
+            cluster.etcd_authority = cluster.etcd_authority or member.etcd
+            self._write_disk(member.disk, server.name, ca, cluster)
             self._sign(cluster, server, {*join.sans, member.address})
             if server.process is None or not server.process.alive:
                 await server.start()
@@ -159,7 +193,7 @@ class Workloads:
 
             program = next((program for program in PROGRAMS if program.name == join.program), None)
             if program and (cluster.supervisor is None or cluster.supervisor.done()):
-                supervisor = Supervisor(server, cluster.etcd, program)
+                supervisor = Supervisor(server, program, functools.partial(_remove_node, cluster))
                 cluster.supervisor = asyncio.create_task(supervisor.run())
 
             etcdctl = await self._start_etcd(cluster, member)
@@ -232,6 +266,8 @@ class Workloads:
             # An earlier cluster with this CA existed, and the disks with its data were deleted.
             cluster.server = None
             cluster.etcd = Etcd()
+            cluster.etcd_authority = None
+            cluster.real_etcd = None
         cluster.disks.add(member.disk)
 
         if cluster.server is None:
@@ -267,17 +303,16 @@ class Workloads:
             return (self.disk(disk) / _NAME_FILE).read_text()
         return ""
 
-    def _write_disk(self, disk: str, name: str, ca: pki.CA, clients: bytes) -> None:
+    def _write_disk(self, disk: str, name: str, ca: pki.CA, cluster: _Cluster) -> None:
         """Write the files with which a server starts again to its disk."""
         folder = self.disk(disk)
         folder.mkdir(mode=0o700, exist_ok=True)
-        certificate_file, key_file = _AUTHORITY_FILES
-        contents = {
-            certificate_file: ca.certificate,
-            key_file: ca.pair.key,
-            _CLIENTS_FILE: clients,
-            _NAME_FILE: name.encode(),
-        }
+        contents = {_CLIENTS_FILE: cluster.clients, _NAME_FILE: name.encode()}
+        authorities = [(_AUTHORITY_FILES, ca)]
+        if cluster.etcd_authority:
+            authorities.append((_ETCD_FILES, cluster.etcd_authority))
+        for (certificate_file, key_file), authority in authorities:
+            contents |= {certificate_file: authority.certificate, key_file: authority.pair.key}
         for file, content in contents.items():
             private_file(folder / file, content)
 
@@ -288,9 +323,12 @@ class Workloads:
                 cluster.etcd.join(member.disk, member.node)
             return cluster.etcd
 
-        cluster.real_etcd = cluster.real_etcd or EtcdMembers(self._folder)
+        if cluster.real_etcd is None:
+            options = RKE2_OPTIONS if member.program else etcd.KUBEADM_OPTIONS
+            cluster.real_etcd = EtcdMembers(self._folder, options)
+        folder = self.disk(member.disk) / "etcd"
         return await cluster.real_etcd.start(
-            etcd.Member(self.disk(member.disk) / "etcd", member.node, member.address, member.etcd)
+            etcd.Member(folder, member.etcd_name, member.address, member.etcd)
         )
 
     def _sign(self, cluster: _Cluster, server: ApiServer, names: Set[str]) -> None:
@@ -309,6 +347,18 @@ class Workloads:
         pair = server.ca.server([*fixed_names, *sorted(cluster.sans)], common_name=COMMON_NAME)
         private_file(self._folder / server.name / "tls.crt", pair.certificate)
         private_file(self._folder / server.name / "tls.key", pair.key)
+
+
+async def _remove_node(cluster: _Cluster, node: str) -> str:
+    """Remove the member of a Node from etcd; return its name, empty if there is none."""
+    if cluster.real_etcd:
+        return await cluster.real_etcd.remove_node(node)
+    return cluster.etcd.remove_node(node)
+
+
+def _read_authority(folder: Path, files: tuple[str, str]) -> pki.CA:
+    certificate, key = ((folder / file).read_bytes() for file in files)
+    return pki.CA(pki.KeyPair(certificate, key))
 
 
 def _fingerprint(certificate: bytes) -> str:

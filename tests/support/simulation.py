@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -112,7 +112,9 @@ class Place:
 
 
 @asynccontextmanager
-async def simulation(place: Place, namespace: str, **settings: Any) -> AsyncIterator[Simulation]:
+async def simulation(
+    place: Place, namespace: str, *, own_providers: Sequence[str] = (), **settings: Any
+) -> AsyncIterator[Simulation]:
     """Simulate a Harvester; `settings` are those of `SimulatorConfig`. Deletes the namespace at the end."""
     world = replace(SimulatorConfig.from_settings(place.network), **{**QUICK, **settings})
     access = parse_kubeconfig(pki.to_yaml(place.server.kubeconfig()))
@@ -121,7 +123,8 @@ async def simulation(place: Place, namespace: str, **settings: Any) -> AsyncIter
             # Applying the CRDs of Harvester again takes 0.2 s of CPU time, and nothing here changes them.
             if place.server in _WITH_CRDS:
                 patch.setattr(simulate, "define", AsyncMock())
-            await stack.enter_async_context(Simulator(place.server.folder, world, access).running())
+            simulator = Simulator(place.server.folder, world, access, own_providers=own_providers)
+            await stack.enter_async_context(simulator.running())
         _WITH_CRDS.add(place.server)
         await client.create(NAMESPACES, {"metadata": {"name": namespace}})
         simulated = Simulation(client, world, namespace)
