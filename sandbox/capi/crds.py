@@ -27,6 +27,7 @@ _CONFIG_FIELDS = (
     (*KUBEADM_KINDS, ("kubeadmConfigSpec",)),
     (*TALOS_KINDS, ("controlPlaneConfig", "controlplane")),
 )
+_JOINS_AT = "availableServerIPs"
 # Fields that templates omit, because each created object has its own.
 _NOT_IN_TEMPLATES = ("machineTemplate", "replicas", "version")
 
@@ -89,7 +90,12 @@ def _convert_to_v1beta1(original: Obj, example: Obj, name: str) -> Obj:
     # The contracts differ in the status and in the template of machines.
     properties = _properties(crd)
     example_properties = _properties(example)
-    properties["status"] = example_properties["status"]
+    status = copy.deepcopy(example_properties["status"])
+    joins_at = properties["status"]["properties"].get(_JOINS_AT)
+    if joins_at is not None:
+        # Nodes of K3s join at the endpoint, so the example lacks the field.
+        status["properties"][_JOINS_AT] = joins_at
+    properties["status"] = status
     spec = properties["spec"]["properties"]
     example_spec = example_properties["spec"]["properties"]
     if "machineTemplate" in spec:

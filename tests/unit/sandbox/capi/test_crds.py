@@ -61,5 +61,12 @@ def test_scope_names_and_subresources_are_the_real_ones(name: str, real: dict[st
         assert ("status" in version.get("subresources", {})) == ("status" in (other.get("subresources") or {}))
 
 
+def test_nodes_of_rke2_find_where_they_join_in_each_contract() -> None:
+    for crds in (CRDS, OLDER):
+        (crd,) = [crd for crd in crds if crd["spec"]["names"]["kind"] == "RKE2ControlPlane"]
+        for version in crd["spec"]["versions"]:
+            assert ".status.availableServerIPs" in dict(fields(object_schema(crd, version["name"])))
+
+
 def _type(schema: Obj) -> str:
     return "int-or-string" if schema.get("x-kubernetes-int-or-string") else str(schema.get("type"))
