@@ -87,7 +87,8 @@ async def test_what_others_remove_comes_back_and_nothing_is_written_at_rest(box:
             await check_restored(scenario, field)
         assert instances_of(scenario) == vms
 
-        await until_settled(scenario)
+        # The core that users run reconciles a Machine and its health check again after some seconds.
+        await until_settled(scenario, seconds=10)
         await check_rest(scenario, seconds=120 if whole else 12)
         await check_full_reconcile(scenario)
         await scenario.delete()
