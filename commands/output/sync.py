@@ -62,15 +62,9 @@ def _lines(
 
 def _fleet_can_read(options: SyncOptions) -> bool:
     """Whether Fleet applies what this sync pushes, once it has a GitRepo."""
-    from packager.rendering.gitrepo import check_is_remote
+    from packager.rendering.gitrepo import is_remote
 
-    if options.applied or not options.repo:
-        return False
-    try:
-        check_is_remote(options.repo)
-    except ValueError:
-        return False
-    return True
+    return bool(options.repo) and not options.applied and is_remote(options.repo)
 
 
 def _gitrepo_command(options: SyncOptions) -> str:

@@ -143,9 +143,14 @@ def git_repo_options(flags: GitRepoFlags) -> GitRepoOptions | None:
         return None
 
 
+def is_remote(repo: str) -> bool:
+    """Whether Fleet can read a repository, because it is not on this machine."""
+    return not repo.startswith("file:")
+
+
 def check_is_remote(repo: str) -> None:
     """Raise `ValueError` for a repository on this machine, which Fleet cannot read."""
-    if repo.startswith("file:"):
+    if not is_remote(repo):
         msg = (
             f"repo {repo} is a folder of this machine, which Fleet cannot read: give its https:// "
             "or ssh:// address"
