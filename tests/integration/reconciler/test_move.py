@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner, Result
 
-from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, key_of, uid_of
+from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, at, key_of, uid_of
 from caphv.runtime.errors import NotFound
 from commands.main import cli
 from sandbox.harvester import kinds
@@ -40,6 +40,11 @@ def caphv(source: Environment, target: Environment, *arguments: str) -> Result:
         private_file(files[-1], pki.to_yaml(environment.management.kubeconfig()))
     words = ["move", *arguments, "--kubeconfig", str(files[0]), "--to-kubeconfig", str(files[1])]
     return CliRunner().invoke(cli, words)
+
+
+async def has_address(case: Case, claim: str) -> bool:
+    """Whether the provider of addresses has answered a claim."""
+    return bool(at(await case.management.get(ipam.CLAIMS, claim, case.name), "status", "addressRef"))
 
 
 async def on_harvester(case: Case) -> dict[str, Obj]:
@@ -167,7 +172,7 @@ async def test_a_moved_machine_keeps_the_claims_of_its_addresses(environment: En
         before = await old.ready_machine("only", networkInterfaces=[ipam.interface("v4")])
         # Another cluster has an address of the pool.
         await old.create(ipam.CLAIMS, "other-0-0", {"clusterName": "other", "poolRef": ipam.pool_reference("v4")})
-        await until(lambda: len(pool.used) == 2, "the other claim is not answered")
+        await until(lambda: has_address(old, "other-0-0"), "the other claim is not answered")
     cluster = await old.get(CLUSTERS, old.name)
     owner = {"apiVersion": CLUSTERS.api_version, "kind": "Cluster", "name": old.name, "uid": uid_of(cluster)}
     await old.patch(MACHINES, "only", {"metadata": {"ownerReferences": [owner]}})
