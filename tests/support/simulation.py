@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,6 +40,8 @@ class Simulation:
     client: ApiClient
     world: SimulatorConfig
     namespace: str
+    # End the simulator and start another one, as a sandbox that is started again.
+    restart: Callable[[], Awaitable[None]]
 
     @property
     def prefix(self) -> str:
@@ -119,15 +121,20 @@ async def simulation(
     world = replace(SimulatorConfig.from_settings(place.network), **{**QUICK, **settings})
     access = parse_kubeconfig(pki.to_yaml(place.server.kubeconfig()))
     async with place.server.client() as client, AsyncExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            # Applying the CRDs of Harvester again takes 0.2 s of CPU time, and nothing here changes them.
-            if place.server in _WITH_CRDS:
-                patch.setattr(simulate, "define", AsyncMock())
-            simulator = Simulator(place.server.folder, world, access, own_providers=own_providers)
-            await stack.enter_async_context(simulator.running())
-        _WITH_CRDS.add(place.server)
+
+        async def restart() -> None:
+            await stack.aclose()
+            with pytest.MonkeyPatch.context() as patch:
+                # Applying the CRDs of Harvester again takes 0.2 s of CPU time, and nothing here changes them.
+                if place.server in _WITH_CRDS:
+                    patch.setattr(simulate, "define", AsyncMock())
+                simulator = Simulator(place.server.folder, world, access, own_providers=own_providers)
+                await stack.enter_async_context(simulator.running())
+            _WITH_CRDS.add(place.server)
+
+        await restart()
         await client.create(NAMESPACES, {"metadata": {"name": namespace}})
-        simulated = Simulation(client, world, namespace)
+        simulated = Simulation(client, world, namespace, restart)
         yield simulated
         await client.delete(NAMESPACES, namespace)
         await simulated.until_gone(NAMESPACES, namespace)

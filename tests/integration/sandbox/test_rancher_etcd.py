@@ -70,6 +70,7 @@ async def member_names(place: Place, sim: Simulation, address: str, name: str) -
 
 @pytest.mark.parametrize("program", [RKE2, K3S], ids=lambda program: program.name)
 async def test_a_member_is_removed_when_the_provider_asks_on_the_node(place: Place, program: Program) -> None:
+    """Also after a restart of the simulator, which finds the CA of the members on the disks of their guests."""
     async with simulation(place, f"etcd-{program.name}", own_providers=[program.name]) as sim:
         first, second = (f"{sim.prefix}.60.{number + 10 * len(program.name)}" for number in (1, 2))
         for name, address in (("one", first), ("two", second)):
@@ -80,6 +81,10 @@ async def test_a_member_is_removed_when_the_provider_asks_on_the_node(place: Pla
         try:
             await until(lambda: _are_ready(workload), "the Nodes are not ready", 60)
             await until(lambda: _has(place, sim, first, ("one", "two")), "the second server has not joined etcd")
+
+            await sim.restart()
+            await until(lambda: _are_ready(workload), "the Nodes are not ready again", 60)
+            await until(lambda: _has(place, sim, first, ("one", "two")), "the members are not back")
 
             pods = (await workload.list(PODS, "kube-system"))["items"]
             proxies = [pod for pod in pods if at(pod, "metadata", "labels", "app") == "etcd-proxy"]
