@@ -350,6 +350,7 @@ class Reason(StrEnum):
     VM_IP_CLAIM_PENDING = "VMIPClaimPending"
     IPAM_NOT_AVAILABLE = "IPAMNotAvailable"
     DEVICES_EXHAUSTED = "DevicesExhausted"
+    QUOTA_EXHAUSTED = "QuotaExhausted"
     MACHINE_NOT_FOUND = "MachineNotFound"
     GUEST_AGENT_SILENT = "GuestAgentSilent"
     CONTROL_PLANE_UNREACHABLE = "ControlPlaneUnreachable"

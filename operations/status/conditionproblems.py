@@ -30,8 +30,6 @@ PASSING = frozenset(
 # once it has waited longer than usual.
 HELD_PATIENCE = timedelta(minutes=2)
 _FINALIZER = re.compile(r"\bfinalizer \S")
-# A quota has no reason of its own.
-_QUOTA = re.compile(r"\bthe quota of (?:namespace \S+ on Harvester|its namespace) is used up\b")
 # The provider ends a message about the spec of a machine with the advice that is the next step.
 _TEMPLATE_ADVICE = re.compile(
     r"; (?:correct spec\.topology\.variables of Cluster \S+, then delete Machine \S+"
@@ -96,8 +94,6 @@ def _advised_reason(obj: Obj, reason: str, message: str) -> str:
         return "WebhookUnavailable"
     if being_deleted(obj) and names_finalizer(message):
         return "DeletionHeld"
-    if reason == Reason.VM_PROVISIONING_FAILED and _QUOTA.search(message):
-        return "QuotaUsedUp"
     return reason
 
 

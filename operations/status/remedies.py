@@ -216,7 +216,7 @@ _BY_REASON: dict[str, str] = {
         "Have the controller of the finalizer run, or, if nothing will remove the finalizer, "
         "remove it from the object on Harvester"
     ),
-    "QuotaUsedUp": (
+    Reason.QUOTA_EXHAUSTED: (
         "Raise the quota of namespace {target} on Harvester, or delete VMs there: the machine then "
         "continues"
     ),
@@ -303,7 +303,7 @@ def _template(reason: str, subject: Subject) -> str:
     template = _BY_REASON.get(reason, _LOOK if subject.kind else _LOGS)
     if subject.topology:
         template = _IN_TOPOLOGY.get(reason, template)
-    if reason == "QuotaUsedUp" and subject.ran:
+    if reason == Reason.QUOTA_EXHAUSTED and subject.ran:
         return _START_AFTER_QUOTA
     if _REPLACE not in template:
         return template

@@ -21,13 +21,12 @@ from reconciler.machine.addresses.pool import ensure_address
 from reconciler.machine.adoption import adopt_or_refuse
 from reconciler.machine.bootstrap import bootstrap_data, ensure_secret
 from reconciler.machine.network import Dhcp
-from reconciler.machine.quota import REFUSED_SECONDS, check_quota, handle_refusal, record_free_quota
+from reconciler.machine.quota import check_quota, handle_refusal, record_free_quota
 from reconciler.machine.scope import MachineScope, ProvisioningScope
 from reconciler.machine.validation import InvalidSpecError
 from reconciler.machine.vm import VirtualMachineInputs, has_maxima, virtual_machine
 from reconciler.machine.vmclaims import claim_templates
 from reconciler.machine.vminputs import offered_modes, require_inputs
-from reconciler.triggers import Delay
 
 
 async def create_vm(scope: ProvisioningScope) -> Obj:
@@ -98,7 +97,7 @@ async def _request_vm(scope: ProvisioningScope, inputs: VirtualMachineInputs) ->
         # Harvester's admission requires something that may appear later, such as a network or a
         # larger quota.
         metrics.MACHINE_CREATE_ERRORS.inc()
-        raise scope.failure(handle_refusal(scope, error), Delay(REFUSED_SECONDS)) from None
+        raise handle_refusal(scope, error) from None
     except RequestError as error:
         metrics.MACHINE_CREATE_ERRORS.inc()
         # The retry resolves a conflict, so a user does not need to know about it.

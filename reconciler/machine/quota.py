@@ -14,6 +14,7 @@ import re
 import time
 
 from caphv.api import names, resources
+from caphv.api.names import Reason
 from caphv.api.object import Key, Obj, annotations_of
 from caphv.api.plaintext import plain
 from caphv.runtime.errors import ApiError, Forbidden, Invalid
@@ -21,7 +22,7 @@ from reconciler.blocked import Blocked
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import RUN_STRATEGY
 from reconciler.machine.vmstatus import MAX_QUOTA_TEXT
-from reconciler.triggers import Delay, Watched
+from reconciler.triggers import Delay, Trigger, Watched
 
 REFUSED_SECONDS = 15.0
 """Seconds until a retry after Harvester's admission has refused a request."""
@@ -40,7 +41,7 @@ _MAX_DOUBLINGS = 4
 def check_quota(scope: MachineScope) -> None:
     """Raise `Blocked` while the quota of the namespace is used up and another machine tries."""
     if waiting := scope.context.memory.quotas.wait(_quota_key(scope), REFUSED_SECONDS):
-        raise scope.failure(waiting.message, Delay(waiting.seconds))
+        raise _failure(scope, waiting.message, Delay(waiting.seconds))
 
 
 def record_free_quota(scope: MachineScope) -> None:
@@ -48,12 +49,18 @@ def record_free_quota(scope: MachineScope) -> None:
     scope.context.memory.quotas.open(_quota_key(scope))
 
 
-def handle_refusal(scope: MachineScope, error: ApiError) -> str:
-    """Return why Harvester's admission refuses the VM, and close the quota if it is the reason."""
-    if not _QUOTA.search(error.message):
-        advice = _DEVICE_ADVICE if _UNKNOWN_DEVICE in error.message else ""
-        return f"Harvester refuses VirtualMachine {_vm_key(scope)}: {error.message}{advice}"
-    return _close_quota(scope, error.message)
+def handle_refusal(scope: MachineScope, error: ApiError) -> Blocked:
+    """Return the `Blocked` of a machine whose VM Harvester's admission refuses.
+
+    Closes the quota if it is the cause.
+    """
+    retry = Delay(REFUSED_SECONDS)
+    if _QUOTA.search(error.message):
+        return _failure(scope, _close_quota(scope, error.message), retry)
+
+    advice = _DEVICE_ADVICE if _UNKNOWN_DEVICE in error.message else ""
+    message = f"Harvester refuses VirtualMachine {_vm_key(scope)}: {error.message}{advice}"
+    return scope.failure(message, retry)
 
 
 def halted_by_quota(scope: MachineScope, vm: Obj) -> bool:
@@ -87,7 +94,7 @@ async def start_halted_vm(scope: MachineScope, vm: Obj) -> None:
             resources.VIRTUAL_MACHINES, key.name, key.namespace, patch
         )
     except (Forbidden, Invalid) as error:
-        raise scope.failure(handle_refusal(scope, error), Delay(REFUSED_SECONDS)) from None
+        raise handle_refusal(scope, error) from None
     namespace.vms.observe(started_vm)
 
     if not scope.memory.quota.starts:
@@ -143,7 +150,12 @@ def _wait_after_start(scope: MachineScope, quota_message: str) -> None:
     wake = Delay(min(delay, REFUSED_SECONDS))
     # Further failed starts are not reported.
     is_first = memory.quota.starts == 1
-    raise scope.failure(_message(scope, quota_message), wake, Watched.VM, warn=is_first)
+    raise _failure(scope, _message(scope, quota_message), wake, Watched.VM, warn=is_first)
+
+
+def _failure(scope: MachineScope, message: str, *sources: Trigger, warn: bool = True) -> Blocked:
+    """Return the `Blocked` of a machine that waits for the quota."""
+    return scope.failure(message, *sources, reason=Reason.QUOTA_EXHAUSTED, warn=warn)
 
 
 def _close_quota(scope: MachineScope, quota_message: str) -> str:

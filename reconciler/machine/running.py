@@ -131,7 +131,8 @@ def _not_running(
         # How many are free changes with the VMs of others, which is no news.
         return Blocked(condition, reason, message, Watched.VM, *delays, warn=not is_reported)
     if verdict.failed:
-        return scope.failure(message, Watched.VM, *delays)
+        cause = Reason.QUOTA_EXHAUSTED if state.over_quota else Reason.VM_PROVISIONING_FAILED
+        return scope.failure(message, Watched.VM, *delays, reason=cause)
 
     # This is normal during creation, but deserves an Event if the machine was ready.
     return scope.in_progress(message, Watched.VM, *delays, warn=is_ready)

@@ -262,13 +262,18 @@ class MachineScope:
         reason = Reason.VM_PROVISIONING_IN_PROGRESS
         return Blocked(condition, reason, message, source, *others, warn=warn)
 
-    def failure(self, message: str, *sources: Trigger, warn: bool = True) -> Blocked:
+    def failure(
+        self,
+        message: str,
+        *sources: Trigger,
+        reason: Reason = Reason.VM_PROVISIONING_FAILED,
+        warn: bool = True,
+    ) -> Blocked:
         """Return a `Blocked` for provisioning that fails until a user corrects something.
 
         :param sources: triggers that, in addition to a change of the machine, may end the failure
         :param warn: see `Blocked`
         """
-        reason = Reason.VM_PROVISIONING_FAILED
         condition = ConditionType.VM_PROVISIONING_READY
         return Blocked(condition, reason, message, Watched.SELF, *sources, warn=warn)
 

@@ -31,12 +31,16 @@ class VmPhase(Enum):
 
 @dataclass(frozen=True)
 class VmState:
-    """Phase, a message for the user, the host (empty for none), and Harvester's reason."""
+    """Phase, a message for the user, the host (empty for none), and Harvester's reason.
+
+    `over_quota` is whether Harvester has stopped the VM because of a quota.
+    """
 
     phase: VmPhase
     message: str
     host: str = ""
     detail: str = ""
+    over_quota: bool = False
 
 
 PHASES = {
@@ -201,7 +205,13 @@ def vm_state(
         detail = _detail(vm, vmi)
         message = f"{message}; Harvester says: {detail}" if detail else message
 
-    return VmState(phase, message, host=host, detail=detail)
+    return VmState(
+        phase,
+        message,
+        host=host,
+        detail=detail,
+        over_quota=phase is VmPhase.STOPPED and bool(_quota_message(vm)),
+    )
 
 
 def _explain(
@@ -216,8 +226,7 @@ def _explain(
     :param host: name of the VM's host, empty for none
     :param hosts: see `vm_state`; an iterator will do, because only one cause reads them
     """
-    quota = annotations_of(vm).get(names.INSUFFICIENT_QUOTA_ANNOTATION)
-    if phase is VmPhase.STOPPED and quota:
+    if phase is VmPhase.STOPPED and (quota := _quota_message(vm)):
         return f"{_OVER_QUOTA}: {plain(quota, MAX_QUOTA_TEXT)}"
 
     unbound = ""
@@ -237,6 +246,11 @@ def _explain(
     if phase in _ADVICE_ON_HOST and host:
         return _ADVICE_ON_HOST[phase].format(host=describe_host(host, hosts))
     return _ADVICE[phase]
+
+
+def _quota_message(vm: Obj) -> str:
+    """Return Harvester's message about the quota for which it has stopped a VM; empty for none."""
+    return annotations_of(vm).get(names.INSUFFICIENT_QUOTA_ANNOTATION, "")
 
 
 def describe_host(name: str, hosts: Iterable[Obj]) -> str:

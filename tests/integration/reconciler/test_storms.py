@@ -203,7 +203,7 @@ async def test_a_full_quota_is_one_message_and_no_storm_of_creations(case: Case)
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     await case.quota("requests.storage", "1Gi")
     await case.create_machine("first")
-    refused = is_false("VMProvisioningReady", "VMProvisioningFailed", "is used up: raise it")
+    refused = is_false("VMProvisioningReady", "QuotaExhausted", "is used up: raise it")
     first = await case.until(HARVESTER_MACHINES, "first", refused)
     since = case.environment.audit_position(case.environment.harvester)
     for name in names:
@@ -232,7 +232,7 @@ async def test_new_vms_that_a_quota_halted_start_once_it_was_raised(case: Case) 
     await case.quota("limits.cpu", "3")
     for name in names:
         await case.create_machine(name)
-    refused = is_false("VMProvisioningReady", "VMProvisioningFailed", "is used up: raise it")
+    refused = is_false("VMProvisioningReady", "QuotaExhausted", "is used up: raise it")
     waiting = [await case.until(HARVESTER_MACHINES, name, refused) for name in names]
     # The quota refuses the instance before it halts the VM.
     halted_now = [case.until(kinds.VIRTUAL_MACHINES, name, _is_halted) for name in names]

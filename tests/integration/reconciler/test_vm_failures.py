@@ -29,7 +29,7 @@ _TERMS = [{"matchExpressions": [{"key": "nowhere", "operator": "Exists"}]}]
 _NODE = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": _TERMS}}
 # Patch of a VM that no host can run.
 NOWHERE = {"spec": {"template": {"spec": {"affinity": {"nodeAffinity": _NODE}}}}}
-FAILED, IN_PROGRESS = "VMProvisioningFailed", "VMProvisioningInProgress"
+FAILED, IN_PROGRESS, QUOTA = "VMProvisioningFailed", "VMProvisioningInProgress", "QuotaExhausted"
 
 
 async def until_reported(case: Case, name: str, reason: str, text: str = "") -> Obj:
@@ -115,8 +115,8 @@ async def test_vm_of_a_provisioned_machine_is_not_started_after_a_quota_either(c
         await machine_without_address(case, "one")
     since = case.environment.audit_position(case.environment.harvester)
     await halt(case, "one", quota=quota)
-    says = "the quota of its namespace is used up" if quota else "the VM is stopped"
-    await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", FAILED, says), timeout=AT_ONCE)
+    reason, says = (QUOTA, "the quota of its namespace is used up") if quota else (FAILED, "the VM is stopped")
+    await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", reason, says), timeout=AT_ONCE)
     assert await case.writes(since) == []
     assert (await case.vm("one"))["spec"]["runStrategy"] == "Halted"
 
@@ -131,7 +131,7 @@ async def test_new_vm_that_a_quota_halts_again_is_not_started_at_once(case: Case
     await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", IN_PROGRESS, "no host of Harvester"))
     since = case.environment.audit_position(case.environment.harvester)
     await halt(case, "one", quota=True)
-    says = is_false("VMProvisioningReady", FAILED, "is used up: raise it")
+    says = is_false("VMProvisioningReady", QUOTA, "is used up: raise it")
     await case.until(HARVESTER_MACHINES, "one", says, timeout=AT_ONCE)
     assert await case.writes(since) == []
 

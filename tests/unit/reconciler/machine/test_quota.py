@@ -96,6 +96,7 @@ async def test_first_failed_start_is_a_warning() -> None:
     await machine.started_after()
     blocked = await machine.reconcile()
     assert blocked.warn
+    assert blocked.reason == "QuotaExhausted"
     assert f"is used up: raise it, or delete VMs there; Harvester says: {WHY}" in blocked.message
 
 

@@ -181,12 +181,23 @@ def host(name: str, ready: str = "True", *, cordoned: bool = False) -> Obj:
     return {"metadata": {"name": name}, "spec": {"unschedulable": cordoned}, "status": {"conditions": conditions}}
 
 
+QUOTA = "harvesterhci.io/insufficient-resource-quota"
+
+
 def test_a_vm_that_a_quota_stopped_says_so() -> None:
     vm = {
-        "metadata": {"annotations": {"harvesterhci.io/insufficient-resource-quota": "limits.cpu\x1b[2J of 10"}},
+        "metadata": {"annotations": {QUOTA: "limits.cpu\x1b[2J of 10"}},
         "status": {"printableStatus": "Stopped"},
     }
-    message = vm_state(vm, None).message
-    assert "the quota of its namespace is used up: raise it" in message
-    assert "limits.cpu" in message
-    assert "\x1b" not in message
+    state = vm_state(vm, None)
+    assert state.over_quota
+    assert "the quota of its namespace is used up: raise it" in state.message
+    assert "limits.cpu" in state.message
+    assert "\x1b" not in state.message
+
+
+@pytest.mark.parametrize(("status", "annotations"), [("Stopped", {}), ("Starting", {QUOTA: "limits.cpu of 10"})])
+def test_no_other_vm_is_over_a_quota(status: str, annotations: dict[str, str]) -> None:
+    """Harvester leaves its message on a VM that a user starts."""
+    vm = {"metadata": {"annotations": annotations}, "status": {"printableStatus": status}}
+    assert not vm_state(vm, None).over_quota
