@@ -43,6 +43,7 @@ from reconciler.cluster.delivery import (
 from reconciler.cluster.guestsecret import expiry, is_ours
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import SECRET
+from reconciler.memory.cluster import GuestMemory
 
 _RETRY_RENEWAL = 60.0
 _ACCOUNT_CHECK = 540.0
@@ -189,7 +190,8 @@ async def delete_cloud_config(scope: ClusterScope) -> None:
     scope.memory.guest.account_checked_at = None
     await cloudaccount.delete_account(scope)
     await scope.context.object_watches.forget(scope.key)
-    scope.context.memory.forget_cluster(scope.key)
+    # Other phases still need what they remember, also if a later step of the deletion fails.
+    scope.memory.guest = GuestMemory()
 
 
 def _report_expiry(scope: ClusterScope, why: str) -> bool:

@@ -301,8 +301,8 @@ async def test_account_that_may_not_be_deleted_leaves_a_cluster_ready(monkeypatc
             raise answer
 
     monkeypatch.setattr(cloudaccount, "delete_account", delete)
-    remembered = refused.memory
-    remembered.connection_error = "kept"
+    remembered = refused.memory.guest
+    refused.memory.connection_error = "kept"
     await ensure_cloud_config(cast(ClusterScope, refused))
     assert refused.draft.is_true(ConditionType.READY)
     assert refused.draft.is_true(ConditionType.INFRASTRUCTURE_READY)
@@ -310,10 +310,11 @@ async def test_account_that_may_not_be_deleted_leaves_a_cluster_ready(monkeypatc
     assert (found["status"], found["reason"]) == ("False", "CloudProviderConfigGenerationFailed")
     assert "refused by Harvester: cannot do that; an administrator of Harvester can grant it" in found["message"]
     assert refused.requeue_after == 60
-    assert refused.context.memory.cluster(refused.obj) is remembered
+    assert refused.context.memory.cluster(refused.obj).guest is remembered
     await ensure_cloud_config(cast(ClusterScope, refused))
     assert refused.condition("CloudProviderConfigReady") == {}
-    assert refused.context.memory.cluster(refused.obj) is not remembered
+    assert refused.context.memory.cluster(refused.obj).guest is not remembered
+    assert refused.context.memory.cluster(refused.obj).connection_error == "kept"
 
 
 @pytest.mark.parametrize(("server", "name"), [("workload", "the workload cluster"), ("management", "the management")])
