@@ -211,15 +211,14 @@ async def _write_secret(
     :param inputs: hash of all inputs of the kubeconfig
     """
     account = await cloudaccount.ensure_account(scope)
-    credentials, expires_at = await cloudaccount.bound_credentials(scope, account)
-    # A third of the lifetime remains for an outage of this provider, or of Harvester.
     issued_at = datetime.now(UTC)
-    lifetime = expires_at - issued_at
+    credentials, lifetime = await cloudaccount.bound_credentials(scope, account)
+    # A third of the lifetime remains for an outage of this provider, or of Harvester.
     renew_after = lifetime * 2 / 3
     content = await build_kubeconfig(scope, credentials)
 
     uid = uid_of(scope.obj)
-    secret = secret_object(uid, content, inputs, issued_at + renew_after, expires_at)
+    secret = secret_object(uid, content, inputs, issued_at + renew_after, issued_at + lifetime)
     try:
         if former:
             # The version is a precondition, so that only the Secret that was checked is replaced.

@@ -208,6 +208,13 @@ def test_token_is_renewed_when_its_time_has_come() -> None:
     assert renewal(secret, "inputs", NOW + timedelta(hours=2)) is None
 
 
+def test_time_that_no_token_has_means_now() -> None:
+    """The clock was set back since the Secret was written, or a user has edited it."""
+    for days, expected in ((5, 5 * 24 * 3600), (6, None), (300, None)):
+        secret = secret_object("uid-1", "content", "inputs", NOW + timedelta(days=days))
+        assert renewal(secret, "inputs", NOW) == expected
+
+
 def test_other_inputs_or_no_time_mean_now() -> None:
     secret = secret_object("uid-1", "content", "inputs", NOW + timedelta(hours=2))
     assert renewal(secret, "others", NOW) is None
