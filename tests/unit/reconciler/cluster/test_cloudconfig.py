@@ -135,6 +135,20 @@ def test_broken_manifest_is_refused_without_a_quotation() -> None:
     assert "canary" not in str(error.value)
 
 
+@pytest.mark.parametrize("field", ["metadata", "data", "stringData"])
+@pytest.mark.parametrize("value", ["canary", ["canary"], 7])
+def test_secret_of_another_form_is_refused_or_left_alone(field: str, value: object) -> None:
+    metadata = {"name": "cloud-config", "namespace": "kube-system"}
+    own = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, field: value}
+    before = yaml.safe_dump(own)
+    if field == "metadata":
+        assert with_credentials(before, "cloud-config", "key", "content").startswith(before)
+        return
+    with pytest.raises(ManifestError, match=f"Secret cloud-config, whose {field} has no keys") as error:
+        with_credentials(before, "cloud-config", "key", "content")
+    assert "canary" not in str(error.value)
+
+
 # Account
 
 KEY = Key("vms", "demo")
