@@ -54,6 +54,43 @@ async def test_credentials_are_written_into_a_config_map_once(monkeypatch: pytes
     assert case.events.count(("Normal", "CloudConfigWritten")) == 2
 
 
+@pytest.mark.parametrize("is_older", [True, False])
+async def test_config_map_of_two_clusters_has_the_credentials_of_the_older_one(
+    monkeypatch: pytest.MonkeyPatch, *, is_older: bool
+) -> None:
+    """A template names one ConfigMap for all of its clusters, which would replace each other's all the time."""
+    case = await Guests.ready(monkeypatch, updateCloudProviderConfig=MANIFESTS)
+    own = {**case.obj["metadata"], "creationTimestamp": "2026-01-02T00:00:00Z"}
+    case.management.put({**case.obj, "metadata": own})
+    created = f"2026-01-0{1 if is_older else 3}T00:00:00Z"
+    metadata = {"name": "other", "namespace": "team", "uid": "other-uid", "creationTimestamp": created}
+    other = case.management.put({**case.obj, "metadata": metadata})
+    case.management.put(manifests(**{"ccm.yaml": "kind: DaemonSet\n"}))
+    await case.reconcile()
+    (found,) = case.management.stored(CONFIG_MAPS)
+    assert ("Secret" in found["data"]["ccm.yaml"]) is not is_older
+    assert case.condition("Ready")[0] == "True"
+    if not is_older:
+        assert case.condition(READY)[0] == "True"
+        return
+
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
+    case.management.put({**other, "metadata": {**metadata, "deletionTimestamp": "2026-01-03T00:00:00Z"}})
+    await case.reconcile()
+    assert case.condition(READY)[0] == "True"
+
+
+async def test_cluster_that_may_not_use_a_config_map_keeps_no_other_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, updateCloudProviderConfig=MANIFESTS)
+    metadata = {"name": "other", "namespace": "tenant", "uid": "other-uid", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    own = {**case.obj["metadata"], "creationTimestamp": "2026-01-02T00:00:00Z"}
+    case.management.put({**case.obj, "metadata": own})
+    case.management.put({**case.obj, "metadata": metadata})
+    case.management.put(manifests(**{"ccm.yaml": "kind: DaemonSet\n"}))
+    await case.reconcile()
+    assert case.condition(READY)[0] == "True"
+
+
 async def test_broken_manifest_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     case = await Guests.ready(monkeypatch, updateCloudProviderConfig=MANIFESTS)
     case.management.put(manifests(**{"ccm.yaml": "["}))
