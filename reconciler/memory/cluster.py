@@ -136,6 +136,8 @@ class ClusterMemory:
     # Why there is no session. Without it, a forced deletion of machines waits for the next attempt
     # to connect.
     connection_error: str = ""
+    # Whether a machine has found the target namespace deleted. Without it, its next attempt does.
+    namespace_lost: bool = False
     # Whether the workload cluster has its add-ons. Without it, two requests look for them again.
     addons_found: bool = False
     # Value of annotation `caphv.io/reconcile-at` at the last attempt to import images. Without it,
