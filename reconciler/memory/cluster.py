@@ -92,8 +92,10 @@ class ParkingMemory:
     drain_since: float | None = None
     # Nodes that could not be marked, by name. Without it, the next attempt finds out.
     refused_nodes: dict[str, str] = field(default_factory=dict)
-    # When VMs were started. Without it, one that a quota refused is started again.
+    # When VMs were last started. Without it, one that a quota halted is started again.
     started_at: dict[str, float] = field(default_factory=dict)
+    # Why Harvester has refused their last start, by name. Without it, they are started again.
+    refused_starts: dict[str, str] = field(default_factory=dict)
     # Since when it waits to be resumed. Without it, the condition gives its advice later.
     resume_since: float | None = None
     # Since when all its Nodes are ready again. Without it, the pause ends some seconds later.

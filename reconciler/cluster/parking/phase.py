@@ -128,6 +128,7 @@ async def _take(scope: ClusterScope, observed: Observation, step: Step) -> bool:
     scope.memory.parking.resume_since = None
     scope.memory.parking.returned_since = None
     scope.memory.parking.started_at.clear()
+    scope.memory.parking.refused_starts.clear()
     scope.memory.parking.refused_nodes.clear()
     scope.draft.drop(ConditionType.PARKED)
     if not observed.state.is_deleted:
