@@ -10,6 +10,7 @@ import yaml
 
 from caphv.api import names
 from caphv.api.object import CONFIG_MAPS, SERVICE_ACCOUNTS, Obj
+from caphv.runtime.errors import Forbidden
 from reconciler.cluster.references import refused_references
 from tests.support.reconciler.guests import READY, Guests, tokens
 from tests.support.reconciler.memorycase import MemoryCase
@@ -165,6 +166,25 @@ async def test_reference_that_is_never_read_opens_no_others(monkeypatch: pytest.
         provisioned = {**status, "initialization": {"provisioned": True}}
         case.management.put({**case.obj, "spec": of_others, "status": provisioned})
         assert "Secret other/identity" in await refused()
+
+
+@pytest.mark.parametrize("error", [None, Forbidden(403, "Forbidden", "may not get configmaps")])
+async def test_config_map_that_cannot_be_written_keeps_no_token_from_its_renewal(
+    monkeypatch: pytest.MonkeyPatch, error: Forbidden | None
+) -> None:
+    """A cluster that has moved to another delivery may still name the ConfigMap of the former one."""
+    case = await Guests.ready(monkeypatch, updateCloudProviderConfig=MANIFESTS, cloudConfig={"delivery": "Secret"})
+    if error is not None:
+        case.management.put(manifests(**{"ccm.yaml": "kind: DaemonSet\n"}))
+        case.management.errors["get ConfigMap"] = error
+    await case.reconcile()
+    assert tokens(case.secret) == {"expiring-1"}
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
+    case.clock[0] += 1000
+    case.note(names.RENEW_AT_ANNOTATION, "2026-01-01T00:00:00Z")
+    await case.reconcile()
+    assert tokens(case.secret) == {"expiring-2"}
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
 
 
 async def test_config_map_of_another_namespace_that_does_not_exist_is_refused_alike(
