@@ -30,6 +30,13 @@ class Review(NamedTuple):
     obstacle: str
 
 
+class RefusedStep(NamedTuple):
+    """When Harvester last refused to change the VM of a machine, and a message about that."""
+
+    refused_at: float
+    message: str
+
+
 class RefusedDeletion(NamedTuple):
     """Since when Harvester refuses to delete a volume, and its last message."""
 
@@ -115,6 +122,8 @@ class EvacuationMemory:
     drained_since: dict[tuple[str, str], float] = field(default_factory=dict)
     # By name of the machine. Without it, the machine is reviewed at once.
     reviews: dict[str, Review] = field(default_factory=dict)
+    # By name of the machine. Without it, its step is tried again at once.
+    refusals: dict[str, RefusedStep] = field(default_factory=dict)
     # Why devices that VMs of other namespaces use were not counted then. Without it, the condition
     # says so after the next check.
     uncounted: str = ""
