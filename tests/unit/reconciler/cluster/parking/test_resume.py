@@ -15,11 +15,12 @@ from caphv.api.names import (
     PARKED_STRATEGY_ANNOTATION,
     RUN_STRATEGY_ANNOTATION,
 )
-from caphv.api.object import annotations_of
-from caphv.runtime.errors import Invalid
+from caphv.api.object import SERVICES, annotations_of
+from caphv.runtime.errors import Invalid, ServerFault, Unreachable
 from reconciler.machine.placement import REQUIRED
 from reconciler.machine.vm import RUN_STRATEGY
 from tests.support.reconciler.infrastructure import ready
+from tests.support.reconciler.memorycase import TARGET
 from tests.support.reconciler.parking import (
     HELD,
     RECORD,
@@ -225,6 +226,24 @@ async def test_a_vm_that_a_quota_keeps_stopped_is_named_and_started_again(monkey
     assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
 
     case.scope().memory.parking.started_at["w"] -= 300
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "Always"
+
+
+@pytest.mark.parametrize("error", [ServerFault(500, "InternalError", "no webhook"), Unreachable("no answer")])
+async def test_a_resume_that_fails_holds_no_phase_up_once_a_user_has_ended_the_pause(
+    monkeypatch: pytest.MonkeyPatch, error: ServerFault | Unreachable
+) -> None:
+    case = await ready(monkeypatch)
+    resume(case, paused=False)
+    add_vm(case, "w", strategy="Halted", former="Always")
+    case.harvester.errors["patch VirtualMachine w"] = error
+    await case.harvester.delete(SERVICES, "team-demo-lb", TARGET)
+    assert await case.reconcile() == 10.0
+    assert case.harvester.find("Service", "team-demo-lb", TARGET)
+    assert case.condition("Parked") == ("False", "Resuming")
+    assert str(error) in message_of(case)
+    case.harvester.errors.clear()
     await case.reconcile()
     assert vm_of(case, "w")["spec"]["runStrategy"] == "Always"
 
