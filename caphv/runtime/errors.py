@@ -112,6 +112,12 @@ class TooLarge(Unreachable):
     """A response was larger than allowed and has been discarded; smaller pages may help."""
 
 
+def lacks_namespace(error: Exception, name: str) -> bool:
+    """Return whether a request has failed because a namespace does not exist."""
+    lacking = {"kind": "namespaces", "name": name}
+    return isinstance(error, NotFound) and lacking.items() <= error.details.items()
+
+
 def kind_of(error: RequestError) -> str:
     """Return the kind of a failure, in words that stay the same while the failure lasts.
 

@@ -70,6 +70,7 @@ async def list_pages(
     namespace: str = "",
     *,
     label_selector: str = "",
+    field_selector: str = "",
     metadata_only: bool = False,
     exactly: str = "",
 ) -> AsyncIterator[list[Obj]]:
@@ -94,6 +95,7 @@ async def list_pages(
                 limit=size.limit,
                 continue_token=token,
                 label_selector=label_selector,
+                field_selector=field_selector,
                 metadata_only=metadata_only,
                 resource_version=version,
                 exact=bool(version),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from caphv.api.names import (
@@ -39,8 +39,10 @@ from caphv.api.object import (
     uid_of,
 )
 from caphv.api.ownership import Owner, Ownership, ownership_of, record
+from caphv.api.tokens import token_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound
+from caphv.runtime.kubeconfig import token_claims
 from reconciler.blocked import Blocked
 from reconciler.cluster.adoption import may_adopt
 from reconciler.cluster.guestsecret import TOKEN_SECONDS
@@ -158,10 +160,10 @@ def _lasting_token(secret: Obj, account: str) -> Credentials:
 
 
 class BoundCredentials(NamedTuple):
-    """Credentials, and the time when they expire."""
+    """Credentials, and for how long they are valid."""
 
     credentials: Credentials
-    expires_at: datetime
+    lifetime: timedelta
 
 
 async def bound_credentials(scope: ClusterScope, account: str) -> BoundCredentials:
@@ -186,9 +188,23 @@ async def bound_credentials(scope: ClusterScope, account: str) -> BoundCredentia
     except (NotFound, KeyError):
         ca = session.ca
 
-    status = answer["status"]
-    expires_at = datetime.fromisoformat(status["expirationTimestamp"]).astimezone(UTC)
-    return BoundCredentials(Credentials(status["token"], ca), expires_at)
+    token = str(answer["status"]["token"])
+    seconds = _seconds(token, str(answer["status"]["expirationTimestamp"]))
+    lifetime = timedelta(seconds=min(seconds, TOKEN_SECONDS))
+    return BoundCredentials(Credentials(token, ca), lifetime)
+
+
+def _seconds(token: str, expires_at: str) -> float:
+    """Return for how many seconds a new token is valid.
+
+    :param expires_at: the time when it expires, by the clock of Harvester, for a token that does
+        not say that itself
+    """
+    # Both times of a token come from one clock. The clocks of two clusters may differ by days.
+    claimed = token_of(token_claims(token))
+    if claimed is not None and claimed.seconds:
+        return claimed.seconds
+    return (datetime.fromisoformat(expires_at) - datetime.now(UTC)).total_seconds()
 
 
 async def server(scope: ClusterScope) -> str:

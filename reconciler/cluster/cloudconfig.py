@@ -43,6 +43,7 @@ from reconciler.cluster.delivery import (
 from reconciler.cluster.guestsecret import expiry, is_ours
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import SECRET
+from reconciler.memory.cluster import GuestMemory
 
 _RETRY_RENEWAL = 60.0
 _ACCOUNT_CHECK = 540.0
@@ -81,10 +82,24 @@ async def ensure_cloud_config(scope: ClusterScope) -> None:
 
 
 async def _deliver(scope: ClusterScope, steps: list[_Step]) -> None:
-    """Run the steps of a delivery. Each returns the seconds until it has to run again."""
+    """Run the steps of a delivery. Each returns the seconds until it has to run again.
+
+    Raises the first problem after the last step: a ConfigMap that cannot be written must not keep
+    a token from its renewal.
+    """
     await _check_account(scope)
+    problems: list[Blocked | ApiError] = []
     for step in steps:
-        scope.requeue_within(await step(scope))
+        try:
+            scope.requeue_within(await step(scope))
+        except Blocked as blocked:
+            scope.requeue_within(blocked.requeue_after)
+            problems.append(blocked)
+        except (Forbidden, Invalid) as error:
+            problems.append(error)
+    if problems:
+        raise problems[0]
+
     scope.memory.additional_grace.mark_known(_READY)
     scope.draft.set_true(_READY)
 
@@ -189,7 +204,8 @@ async def delete_cloud_config(scope: ClusterScope) -> None:
     scope.memory.guest.account_checked_at = None
     await cloudaccount.delete_account(scope)
     await scope.context.object_watches.forget(scope.key)
-    scope.context.memory.forget_cluster(scope.key)
+    # Other phases still need what they remember, also if a later step of the deletion fails.
+    scope.memory.guest = GuestMemory()
 
 
 def _report_expiry(scope: ClusterScope, why: str) -> bool:

@@ -13,6 +13,7 @@ from caphv.runtime.errors import (
     ServerFault,
     TooManyRequests,
     Unreachable,
+    lacks_namespace,
 )
 from reconciler import triggers
 from reconciler.blocked import Blocked, Cause
@@ -116,8 +117,9 @@ def _require_deployment(scope: ClusterScope) -> None:
 
 async def ensure_namespace(scope: ClusterScope) -> None:
     """Ensure that the target namespace exists, and that its caches are filled (contract)."""
-    if not scope.draft.is_true(ConditionType.TARGET_NAMESPACE_READY):
+    if scope.memory.namespace_lost or not scope.draft.is_true(ConditionType.TARGET_NAMESPACE_READY):
         await _create_namespace(scope)
+        scope.memory.namespace_lost = False
     scope.namespace()
     scope.draft.set_true(ConditionType.TARGET_NAMESPACE_READY)
 
@@ -143,8 +145,7 @@ async def _create_namespace(scope: ClusterScope) -> None:
 def note_lost_namespace(scope: ClusterScope, error: Exception) -> None:
     """Have the next reconcile create the target namespace, if an error shows its deletion."""
     # While the condition is true, no reconcile reads the namespace, to save a request.
-    lost = {"kind": "namespaces", "name": scope.target_namespace}
-    if isinstance(error, NotFound) and lost.items() <= error.details.items():
+    if lacks_namespace(error, scope.target_namespace):
         scope.draft.set_false(
             ConditionType.TARGET_NAMESPACE_READY,
             Reason.TARGET_NAMESPACE_NOT_READY,

@@ -20,6 +20,9 @@ from caphv.api.object import (
     Obj,
     annotations_of,
     at,
+    being_deleted,
+    key_of,
+    text_at,
     uid_of,
 )
 from caphv.runtime.cache import Informer
@@ -45,6 +48,8 @@ from reconciler.triggers import Delay, Trigger, Watched
 
 # Seconds between two writes of the Secret in the workload cluster.
 _REWRITE_SECONDS = 5.0
+# Seconds until the next check of clusters that name the same ConfigMap, whose end no watch reports.
+_SHARED_SECONDS = 60.0
 _READY = ConditionType.CLOUD_PROVIDER_CONFIG_READY
 
 
@@ -71,6 +76,7 @@ async def deliver_manifest(scope: ClusterScope) -> float | None:
     inputs = _inputs(scope)
     if cached is None:
         raise _failure(missing)
+    _require_own_manifests(scope, cached)
     verified = scope.memory.guest.verified
     if verified.get(deliver_manifest.__name__) == VerifiedObject(
         cached["metadata"]["resourceVersion"], inputs
@@ -102,6 +108,38 @@ async def deliver_manifest(scope: ClusterScope) -> float | None:
         config_map["metadata"]["resourceVersion"], inputs
     )
     return None
+
+
+def _require_own_manifests(scope: ClusterScope, config_map: Obj) -> None:
+    """Raise `Blocked` if an older cluster delivers its cloud config to the same place.
+
+    Clusters of one template may name the same ConfigMap. They would replace the credentials of each
+    other all the time, and a guest would get those of another one.
+
+    :param config_map: metadata of the ConfigMap, which decide who may use it
+    """
+
+    def age(obj: Obj) -> tuple[str, Key]:
+        return text_at(obj, "metadata", "creationTimestamp"), key_of(obj)
+
+    place = scope.obj["spec"]["updateCloudProviderConfig"]
+    target = key_of(config_map)
+    users = [
+        obj
+        for obj in scope.context.caches.harvester_clusters.store
+        if at(obj, "spec", "updateCloudProviderConfig") == place
+        and not being_deleted(obj)
+        and references.may_use(config_map, obj)
+        and (scope.context.cross_namespace_refs or key_of(obj).namespace == target.namespace)
+    ]
+    oldest = min([scope.obj, *users], key=age)
+    if key_of(oldest) != scope.key:
+        raise _failure(
+            f"ConfigMap {target} of updateCloudProviderConfig has the credentials of "
+            f"HarvesterCluster {key_of(oldest)}, which names it, too: give this cluster a "
+            "ConfigMap of its own",
+            Delay(_SHARED_SECONDS),
+        )
 
 
 async def _manifest_patch(config: Obj, config_map: Obj, content: str) -> Obj | None:
@@ -211,15 +249,14 @@ async def _write_secret(
     :param inputs: hash of all inputs of the kubeconfig
     """
     account = await cloudaccount.ensure_account(scope)
-    credentials, expires_at = await cloudaccount.bound_credentials(scope, account)
-    # A third of the lifetime remains for an outage of this provider, or of Harvester.
     issued_at = datetime.now(UTC)
-    lifetime = expires_at - issued_at
+    credentials, lifetime = await cloudaccount.bound_credentials(scope, account)
+    # A third of the lifetime remains for an outage of this provider, or of Harvester.
     renew_after = lifetime * 2 / 3
     content = await build_kubeconfig(scope, credentials)
 
     uid = uid_of(scope.obj)
-    secret = secret_object(uid, content, inputs, issued_at + renew_after, expires_at)
+    secret = secret_object(uid, content, inputs, issued_at + renew_after, issued_at + lifetime)
     try:
         if former:
             # The version is a precondition, so that only the Secret that was checked is replaced.
@@ -313,10 +350,13 @@ def _unreachable_workload(error: Exception) -> Blocked:
     return _progress(message, Delay(10.0))
 
 
-def _failure(message: str) -> Blocked:
-    """Return the `Blocked` of a delivery until a user changes something."""
+def _failure(message: str, *triggers: Trigger) -> Blocked:
+    """Return the `Blocked` of a delivery until a user changes something.
+
+    :param triggers: further triggers that may end it
+    """
     reason = Reason.CLOUD_PROVIDER_CONFIG_FAILED
-    return Blocked(_READY, reason, message, Watched.OBJECT, Watched.SELF, warn=True)
+    return Blocked(_READY, reason, message, Watched.OBJECT, Watched.SELF, *triggers, warn=True)
 
 
 def _forbidden_config_map(scope: ClusterScope, target: Key) -> Blocked:

@@ -21,6 +21,10 @@ TOKEN_SECONDS = 7 * 24 * 3600
 """Lifetime of a bound token. An outage of less than a third of it has no effect on guests."""
 
 
+# A token is renewed after two thirds of its lifetime. A later time is of a clock that was ahead.
+_LATEST_SECONDS = TOKEN_SECONDS * 3 / 4
+
+
 def secret_object(
     uid: str, content: str, inputs: str, renew_at: datetime, expires_at: datetime | None = None
 ) -> Obj:
@@ -84,7 +88,8 @@ def renewal(secret: Obj, inputs: str, at: datetime) -> float | None:
         delay = (renew_at - at).total_seconds()
     except (ValueError, TypeError):
         return None
-    return delay if delay > 0 and notes.get(names.INPUTS_ANNOTATION) == inputs else None
+    is_usable = 0 < delay <= _LATEST_SECONDS and notes.get(names.INPUTS_ANNOTATION) == inputs
+    return delay if is_usable else None
 
 
 class TokenExpiry(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 from caphv.runtime.text import TextError, load_yaml
 
 SECRET_NAMESPACE = "kube-system"  # noqa: S105 - a namespace
@@ -33,7 +33,7 @@ def with_credentials(manifest: str, name: str, key: str, content: str) -> str:
 
     Appends the Secret if the manifest lacks it. Every other document stays the same, byte for byte,
     and the whole manifest does if the Secret already holds the content. Raises `ManifestError` if
-    the manifest is not YAML.
+    the manifest is not YAML, or the Secret has another form.
     """
     documents = [*_documents(manifest)]
     if len(documents) > _MAX_DOCUMENTS:
@@ -44,6 +44,9 @@ def with_credentials(manifest: str, name: str, key: str, content: str) -> str:
         secret = _load(manifest[start:end])
         if not _is_secret(secret, name):
             continue
+        for field in ("data", "stringData"):
+            if not isinstance(secret.get(field) or {}, dict):
+                raise ManifestError(f"holds Secret {name}, whose {field} has no keys; correct it")
         if _value(secret, key) == content:
             return manifest
         secret["data"] = {**(secret.get("data") or {}), key: encoded}
@@ -94,8 +97,8 @@ def _is_secret(document: Any, name: str) -> bool:
         return False
     if (document.get("apiVersion"), document.get("kind")) != ("v1", "Secret"):
         return False
-    metadata = document.get("metadata") or {}
-    return (metadata.get("namespace"), metadata.get("name")) == (SECRET_NAMESPACE, name)
+    key = at(document, "metadata", "namespace"), at(document, "metadata", "name")
+    return key == (SECRET_NAMESPACE, name)
 
 
 def _value(secret: Obj, key: str) -> str | None:

@@ -33,6 +33,7 @@ from caphv.api.object import (
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
+from caphv.runtime.listing import list_pages
 from reconciler.harvester.accountobjects import (
     NAMESPACE_ROLE,
     Account,
@@ -81,12 +82,17 @@ async def existing(client: ApiClient, account: Account) -> Existing | None:
         return None
 
     name = binding_name(account, NAMESPACE_ROLE)
-    bindings = [obj["metadata"] for obj in (await client.list(ROLE_BINDINGS))["items"]]
-    targets = {str(binding["namespace"]) for binding in bindings if binding["name"] == name}
+    targets = {
+        str(binding["metadata"]["namespace"])
+        async for page in list_pages(client, ROLE_BINDINGS)
+        for binding in page
+        if binding["metadata"]["name"] == name
+    }
 
     tokens = [
         str(obj["metadata"]["name"])
-        for obj in (await client.list(SECRETS, account.namespace))["items"]
+        async for page in list_pages(client, SECRETS, account.namespace)
+        for obj in page
         if obj.get("type") == SERVICE_ACCOUNT_TOKEN_TYPE
         and annotations_of(obj).get(SERVICE_ACCOUNT_ANNOTATION) == account.name
     ]
@@ -143,7 +149,8 @@ async def create(
 async def _former_bindings(client: ApiClient) -> dict[str, list[str]]:
     """Return the names of bindings of single guests to cloud providers' role, by namespace."""
     bindings: dict[str, list[str]] = {}
-    for obj in (await client.list(CLUSTER_ROLE_BINDINGS))["items"]:
+    pages = list_pages(client, CLUSTER_ROLE_BINDINGS)
+    for obj in [obj async for page in pages for obj in page]:
         subjects = obj.get("subjects") or []
         name = str(obj["metadata"]["name"])
         if (

@@ -37,6 +37,7 @@ from caphv.api.tokens import token_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, Conflict, Forbidden, NotFound, RequestError
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig, token_claims
+from caphv.runtime.listing import list_pages
 from caphv.runtime.text import load_yaml
 from reconciler.harvester import accountobjects, identityaccount
 from reconciler.harvester.accountobjects import Account
@@ -263,7 +264,8 @@ async def _claim(client: ApiClient, account: Account, owner: Owner) -> None:
     bindings = [
         obj
         for kind in (ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS)
-        for obj in (await client.list(kind))["items"]
+        async for page in list_pages(client, kind)
+        for obj in page
     ]
     problem = accountobjects.problem_of_namespaces(account, bindings)
     if problem:

@@ -31,7 +31,7 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, being_deleted, key_of, owner_reference
 from caphv.runtime import logs
 from caphv.runtime.controller import Result
-from caphv.runtime.errors import Forbidden, Invalid, NotFound, RequestError
+from caphv.runtime.errors import Forbidden, Invalid, NotFound, RequestError, lacks_namespace
 from reconciler import metrics
 from reconciler.blocked import Blocked
 from reconciler.context import Context
@@ -130,6 +130,9 @@ class MachineReconciler:
             # A refused request needs an action of the user, as do webhooks that do not answer. A
             # machine that is ready stays ready.
             is_refused = isinstance(error, (Forbidden, Invalid)) or _NO_WEBHOOK in str(error)
+            if lacks_namespace(error, scope.target_namespace):
+                is_refused = True
+                self._request_namespace(scope)
             if is_refused and (being_deleted(obj) or not scope.draft.fields.get("ready")):
                 self._report(scope, scope.failure(f"a request was refused: {error}"))
             await self._write(scope)
@@ -139,6 +142,15 @@ class MachineReconciler:
         if node_error:
             raise node_error
         return Result(requeue_after=scope.requeue_after)
+
+    def _request_namespace(self, scope: MachineScope) -> None:
+        """Have the cluster create its target namespace again.
+
+        The cluster itself may send no request that shows that it was deleted.
+        """
+        if scope.harvester_cluster is not None:
+            self._context.memory.cluster(scope.harvester_cluster).namespace_lost = True
+            self._context.queues.clusters.add(key_of(scope.harvester_cluster))
 
     async def _adopt_parked(self, scope: MachineScope) -> Result | None:
         """Adopt the VM of a machine that was restored while its cluster was parked.

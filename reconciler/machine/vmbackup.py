@@ -131,8 +131,10 @@ async def _remaining_seconds(
 ) -> float:
     """Return for how many seconds the deletion still waits for the backup; record since when."""
     begun = annotations_of(scope.obj).get(names.VM_BACKUP_ANNOTATION, "")
-    if not begun:
-        begun = text_at(backup, "metadata", "creationTimestamp") or rfc3339(datetime.now(UTC))
+    # A time that is invalid or yet to come would never be over. Clocks may have been ahead.
+    if not seconds_since(begun):
+        created = text_at(backup, "metadata", "creationTimestamp")
+        begun = created if seconds_since(created) else rfc3339(datetime.now(UTC))
         await scope.patch({"metadata": {"annotations": {names.VM_BACKUP_ANNOTATION: begun}}})
 
     memory = scope.memory

@@ -30,6 +30,13 @@ class Review(NamedTuple):
     obstacle: str
 
 
+class RefusedStep(NamedTuple):
+    """When Harvester last refused to change the VM of a machine, and a message about that."""
+
+    refused_at: float
+    message: str
+
+
 class RefusedDeletion(NamedTuple):
     """Since when Harvester refuses to delete a volume, and its last message."""
 
@@ -92,8 +99,10 @@ class ParkingMemory:
     drain_since: float | None = None
     # Nodes that could not be marked, by name. Without it, the next attempt finds out.
     refused_nodes: dict[str, str] = field(default_factory=dict)
-    # When VMs were started. Without it, one that a quota refused is started again.
+    # When VMs were last started. Without it, one that a quota halted is started again.
     started_at: dict[str, float] = field(default_factory=dict)
+    # Why Harvester has refused their last start, by name. Without it, they are started again.
+    refused_starts: dict[str, str] = field(default_factory=dict)
     # Since when it waits to be resumed. Without it, the condition gives its advice later.
     resume_since: float | None = None
     # Since when all its Nodes are ready again. Without it, the pause ends some seconds later.
@@ -113,6 +122,8 @@ class EvacuationMemory:
     drained_since: dict[tuple[str, str], float] = field(default_factory=dict)
     # By name of the machine. Without it, the machine is reviewed at once.
     reviews: dict[str, Review] = field(default_factory=dict)
+    # By name of the machine. Without it, its step is tried again at once.
+    refusals: dict[str, RefusedStep] = field(default_factory=dict)
     # Why devices that VMs of other namespaces use were not counted then. Without it, the condition
     # says so after the next check.
     uncounted: str = ""
@@ -136,6 +147,8 @@ class ClusterMemory:
     # Why there is no session. Without it, a forced deletion of machines waits for the next attempt
     # to connect.
     connection_error: str = ""
+    # Whether a machine has found the target namespace deleted. Without it, its next attempt does.
+    namespace_lost: bool = False
     # Whether the workload cluster has its add-ons. Without it, two requests look for them again.
     addons_found: bool = False
     # Value of annotation `caphv.io/reconcile-at` at the last attempt to import images. Without it,

@@ -15,7 +15,7 @@ from typing import Any
 
 from caphv.api.object import SELF_SUBJECT_ACCESS_REVIEWS, Key, Obj, Resource, key_of
 from caphv.api.objectid import group_of
-from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound, Unreachable
+from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound, TooLarge, Unreachable
 
 _CLUSTER_SCOPED = {
     "ClusterRole",
@@ -42,13 +42,14 @@ class MemoryServer:
 
     `errors` holds what requests meet, by verb and kind (`get Secret`), or by verb, kind and name. Dry runs have their
     own verbs (`dry-run create`). `requests` lists all that changed something, in the same form. `denied` holds verb and
-    plural of rights that reviews deny.
+    plural of rights that reviews deny. A page of a list with more objects than `longest_page` is too large.
     """
 
     budget = None
     time = None
     name = "memory"
     limits: tuple[str, ...] = ()
+    longest_page = 10**6
 
     def __init__(self, *objs: Obj, served: Iterable[tuple[str, str]] = (), server: str = "https://memory:6443") -> None:
         self.server = server
@@ -127,7 +128,16 @@ class MemoryServer:
         self._meet("get", resource.kind, name)
         return self._answer(self._stored(resource, name, namespace))
 
-    async def list(self, resource: Resource, namespace: str = "", *, label_selector: str = "", **_: Any) -> Obj:
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str = "",
+        *,
+        label_selector: str = "",
+        limit: int = 0,
+        continue_token: str = "",
+        **_: Any,
+    ) -> Obj:
         self._meet("list", resource.kind)
         if resource.group not in _BUILT_IN and resource.kind not in self._kinds[resource.api_version]:
             raise NotFound(404, "NotFound", "the server could not find the requested resource")
@@ -137,7 +147,12 @@ class MemoryServer:
             for key, obj in sorted(self._objs[resource.group, resource.kind].items())
             if namespace in ("", key.namespace) and wanted.items() <= (obj["metadata"].get("labels") or {}).items()
         ]
-        return {"metadata": {"resourceVersion": "1000"}, "items": items}
+        start, most = int(continue_token or 0), limit or len(items)
+        page = items[start : start + most]
+        if len(page) > self.longest_page:
+            raise TooLarge(f"the list of {resource} has {len(page)} objects")
+        more = {"continue": str(start + most)} if start + most < len(items) else {}
+        return {"metadata": {"resourceVersion": "1000", **more}, "items": page}
 
     async def watch(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 
 from caphv.api import evacuation
@@ -30,20 +31,22 @@ from reconciler import triggers
 from reconciler.blocked import Blocked, Cause
 from reconciler.cluster.evacuation.plan import Action, Step, next_step
 from reconciler.cluster.evacuation.reading import (
+    REFUSED_SECONDS,
     Observation,
     can_migrate,
     forget_ended_drains,
     has_work,
+    is_refused,
     observe,
 )
 from reconciler.cluster.evacuation.writing import perform
 from reconciler.cluster.parking.drain import evict
 from reconciler.cluster.scope import ClusterScope
+from reconciler.memory.cluster import RefusedStep
 
 # Nothing watches Pods and the state of Nodes, so a step in progress is polled.
 _POLL_SECONDS = 2.0
 _BLOCKED_SECONDS = 10.0
-_REFUSED_SECONDS = 60.0
 # No event reports that a machine on an evacuated host can no longer migrate. A machine that arrives
 # there requeues its cluster.
 _REVIEW_SECONDS = 30.0
@@ -53,6 +56,8 @@ _HELD_SECONDS = 60.0
 _MAX_STEPS = 20
 _MAX_VALUE = 64
 _NODE_ACTIONS = (Action.CORDON, Action.UNCORDON)
+_VM_ACTIONS = (Action.ADOPT, Action.STOP, Action.START, Action.SETTLE, Action.YIELD)
+_HOLD_ACTIONS = (Action.HOLD, Action.RELEASE)
 _MAY_NOT_HOLD = "the provider may not keep a Machine from remediation"
 _GRANT = "grant its ServiceAccount patch on machines.cluster.x-k8s.io"
 _MAX_LISTED = 3
@@ -107,6 +112,7 @@ def _require_hosts(scope: ClusterScope) -> None:
 async def _advance(scope: ClusterScope) -> None:
     """Take steps until one has to wait. Raises `Blocked`, `ApiError`, `Unreachable`."""
     refusal: Forbidden | None = None
+    refused: set[str] = set()
     for _ in range(_MAX_STEPS):
         observed = await observe(scope, may_not_hold=refusal is not None)
         step = next_step(observed.state)
@@ -120,14 +126,25 @@ async def _advance(scope: ClusterScope) -> None:
                 await _wait(scope, observed, step, note)
                 return
 
+        if step.name in refused and step.action in _VM_ACTIONS:
+            _report_refused_steps(scope)
+            return
         try:
             if not await _take(scope, observed, step):
                 return
-        except Forbidden as error:
+        except (Forbidden, Invalid) as error:
+            if step.action in _VM_ACTIONS:
+                # Others continue, such as those that Harvester has halted, too.
+                refused.add(step.name)
+                message = f"a request was refused: {error}"
+                scope.memory.evacuation.refusals[step.name] = RefusedStep(time.monotonic(), message)
             # Only a VM that the provider itself would stop has to wait for this right.
-            if refusal or step.action not in (Action.HOLD, Action.RELEASE):
+            elif isinstance(error, Forbidden) and step.action in _HOLD_ACTIONS and not refusal:
+                refusal = error
+            else:
                 raise
-            refusal = error
+        else:
+            scope.memory.evacuation.refusals.pop(step.name, None)
 
     scope.requeue_within(0.01)
 
@@ -177,6 +194,10 @@ async def _wait(scope: ClusterScope, observed: Observation, step: Step, note: st
     # API. Changes of these must not repeat the Event.
     topic = message.partition(",")[0] if step.name else ""
     message = "; ".join(filter(None, (message, _describe_uncounted(scope), note)))
+    if refused := _describe_refused_steps(scope):
+        _report_blocked(scope, f"{refused}; {message}", topic=refused)
+        scope.requeue_within(_POLL_SECONDS)
+        return
     if step.blocked:
         _report_blocked(scope, message, topic=topic)
         scope.requeue_within(_BLOCKED_SECONDS)
@@ -193,7 +214,7 @@ def _report_done(scope: ClusterScope, observed: Observation, note: str) -> None:
     :param note: which right is missing; empty if none is
     """
     if note:
-        scope.requeue_within(_REFUSED_SECONDS)
+        scope.requeue_within(REFUSED_SECONDS)
     if any(vm.is_held_by_us for vm in observed.state.vms):
         scope.requeue_within(_HELD_SECONDS)
     if not observed.evacuated_hosts:
@@ -295,7 +316,20 @@ def _report_refusal(scope: ClusterScope, error: ApiError) -> None:
     if isinstance(error, Forbidden) and "machines.cluster.x-k8s.io" in str(error):
         message = f"{_MAY_NOT_HOLD}: {_GRANT}; {error}"
     _report_blocked(scope, message)
-    scope.requeue_within(_REFUSED_SECONDS)
+    scope.requeue_within(REFUSED_SECONDS)
+
+
+def _describe_refused_steps(scope: ClusterScope) -> str:
+    """Return which change of a VM Harvester has just refused; empty if it has refused none."""
+    refusals = scope.memory.evacuation.refusals
+    names = [name for name in refusals if is_refused(scope, name)]
+    return refusals[min(names)].message if names else ""
+
+
+def _report_refused_steps(scope: ClusterScope) -> None:
+    """Report that Harvester refuses to change the VMs of all machines that move."""
+    _report_blocked(scope, _describe_refused_steps(scope))
+    scope.requeue_within(REFUSED_SECONDS)
 
 
 def _describe_refusal(observed: Observation, error: Forbidden) -> str:

@@ -78,6 +78,8 @@ from reconciler.memory.cluster import StageRecord
 
 _VM_RECORDS = {AVOIDED_HOSTS_ANNOTATION, EVACUATED_STRATEGY_ANNOTATION}
 _MAX_STATUS = 64
+REFUSED_SECONDS = 60.0
+"""Seconds until a refused request is repeated while there is something else to do."""
 
 
 @dataclass(slots=True)
@@ -166,16 +168,29 @@ async def observe(scope: ClusterScope, *, may_not_hold: bool) -> Observation:
         return observed
 
     observations = [await _observe_mover(scope, observed, vm) for vm in movers]
-    chosen = choose_state([observation.state for observation in observations])
+    # One whose VM Harvester refuses to change keeps no other.
+    able = [
+        observation
+        for observation in observations
+        if not is_refused(scope, observation.state.mover)
+    ]
+    chosen = choose_state([observation.state for observation in able or observations])
     return next(observation for observation in observations if observation.state is chosen)
 
 
 def _forget_ended_moves(scope: ClusterScope, movers: Iterable[EvacuatedVm]) -> None:
-    """Forget stages and reviews of machines that no longer move."""
+    """Forget stages, reviews and refusals of machines that no longer move."""
     names = {vm.name for vm in movers}
-    for memory in (scope.memory.evacuation.stages, scope.memory.evacuation.reviews):
+    evacuation_memory = scope.memory.evacuation
+    for memory in (evacuation_memory.stages, evacuation_memory.reviews, evacuation_memory.refusals):
         for name in memory.keys() - names:
             del memory[name]
+
+
+def is_refused(scope: ClusterScope, name: str) -> bool:
+    """Return whether Harvester has just refused to change the VM of a machine."""
+    refusal = scope.memory.evacuation.refusals.get(name)
+    return refusal is not None and time.monotonic() - refusal.refused_at < REFUSED_SECONDS
 
 
 async def _observe_mover(scope: ClusterScope, common: Observation, vm: EvacuatedVm) -> Observation:

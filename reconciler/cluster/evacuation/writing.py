@@ -19,6 +19,7 @@ from reconciler.cluster.evacuation.reading import Observation
 from reconciler.cluster.parking.plan import HALTED
 from reconciler.cluster.parking.reading import boot_id, run_strategy
 from reconciler.cluster.parking.writing import (
+    RUNNING,
     STARTING,
     Annotations,
     patch_node,
@@ -29,8 +30,6 @@ from reconciler.cluster.scope import ClusterScope
 from reconciler.machine.placement import avoidance_patch
 from reconciler.machine.vm import RUN_STRATEGY
 
-# Run strategies of a VM that is not halted.
-_RUNNING = (*STARTING, "Manual", "Once")
 _NO_RECORD: Annotations = {EVACUATED_STRATEGY_ANNOTATION: None, EVACUATION_STARTED_ANNOTATION: None}
 
 
@@ -122,7 +121,7 @@ async def _settle(scope: ClusterScope, vm: Obj) -> None:
     """Give a VM its run strategy back, and remove the record."""
     saved_strategy = annotations_of(vm)[EVACUATED_STRATEGY_ANNOTATION]
     # Harvester refuses other values, so one that a user has written there would block the move.
-    strategy = saved_strategy if saved_strategy in _RUNNING else RUN_STRATEGY
+    strategy = saved_strategy if saved_strategy in RUNNING else RUN_STRATEGY
     annotations: Annotations = {**_NO_RECORD, RUN_STRATEGY_ANNOTATION: strategy}
     await patch_vm(scope, vm, annotations, strategy=strategy)
 

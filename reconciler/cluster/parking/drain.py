@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from caphv.api.object import PODS, Obj, annotations_of, at, being_deleted, key_of, labels_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Conflict, NotFound
+from caphv.runtime.listing import list_pages
 
 DRAIN_SECONDS = 120.0
 """How long Pods may take to end. The shutdown of their VM ends those that remain."""
@@ -21,8 +22,8 @@ async def pods_to_evict(client: ApiClient, nodes: Iterable[str]) -> list[Obj]:
 
     async def read(node: str) -> list[Obj]:
         async with limit:
-            listed = await client.list(PODS, field_selector=f"spec.nodeName={node}")
-        return [pod for pod in listed["items"] if is_evicted(pod)]
+            pages = list_pages(client, PODS, field_selector=f"spec.nodeName={node}")
+            return [pod async for page in pages for pod in page if is_evicted(pod)]
 
     return [pod for pods in await asyncio.gather(*map(read, nodes)) for pod in pods]
 

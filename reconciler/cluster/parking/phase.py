@@ -14,7 +14,14 @@ from caphv.api.names import (
     Reason,
 )
 from caphv.api.object import annotations_of
-from caphv.runtime.errors import Forbidden, Invalid, RequestError
+from caphv.runtime.errors import (
+    Conflict,
+    Fenced,
+    Forbidden,
+    Invalid,
+    RequestError,
+    Unauthorized,
+)
 from reconciler.blocked import Blocked
 from reconciler.cluster.parking.drain import evict
 from reconciler.cluster.parking.plan import Action, Step, next_step, record_step
@@ -97,7 +104,7 @@ async def advance(scope: ClusterScope) -> None:
 async def finish_resume(scope: ClusterScope) -> None:
     """Continue to resume a cluster whose pause a user has ended. No other phase waits for it.
 
-    Raises `ApiError`, `Unreachable`.
+    A request that fails is reported, and repeated. Raises `Conflict`, `Unauthorized`, `Fenced`.
     """
     if not parking.has_begun(scope.cluster):
         return
@@ -106,6 +113,11 @@ async def finish_resume(scope: ClusterScope) -> None:
     except Blocked as blocked:
         scope.requeue_within(blocked.requeue_after)
         report_blocked(scope, blocked)
+    except (Conflict, Unauthorized, Fenced):
+        raise  # the whole reconcile needs new objects or new credentials
+    except RequestError as error:
+        report_progress(scope, f"a request failed, which is repeated: {error}")
+        scope.requeue_within(_BLOCKED_SECONDS)
 
 
 async def _take(scope: ClusterScope, observed: Observation, step: Step) -> bool:
@@ -128,6 +140,7 @@ async def _take(scope: ClusterScope, observed: Observation, step: Step) -> bool:
     scope.memory.parking.resume_since = None
     scope.memory.parking.returned_since = None
     scope.memory.parking.started_at.clear()
+    scope.memory.parking.refused_starts.clear()
     scope.memory.parking.refused_nodes.clear()
     scope.draft.drop(ConditionType.PARKED)
     if not observed.state.is_deleted:

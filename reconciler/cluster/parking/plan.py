@@ -31,7 +31,8 @@ class ParkedVm:
     :param has_instance: it has an instance, other than the ended one of an idle VM
     :param is_idle: a user or its guest has stopped it, and its run strategy does not start it again
     :param is_ending: its instance is being deleted
-    :param refusal: why Harvester has stopped it after its start, until it is started again
+    :param refusal: why Harvester has refused its start, or has stopped it since, until it is
+        started again
     :param obstacle: why its instance does not run; empty if it runs or is still starting
     :param serves_api: it serves the workload API; has no meaning for workers
     """
@@ -260,14 +261,11 @@ def _start(state: ClusterState, vms: Sequence[ParkedVm]) -> Step | None:
 
 
 def _await_start(vms: Sequence[ParkedVm]) -> Step | None:
-    """Return a WAIT step while VMs start, blocked if a quota prevents it; None once all run."""
+    """Return a WAIT step while VMs start, blocked if Harvester refuses it; None once all run."""
     refusals = {vm.name: vm.refusal for vm in vms if vm.refusal}
     if refusals:
         # One refusal is enough as an example; `min` keeps the message stable.
-        message = (
-            f"Harvester does not start {_some(refusals)} because quota is missing: "
-            f"{min(refusals.values())}; raise the quota of the namespace, or stop other VMs there"
-        )
+        message = f"Harvester does not start {_some(refusals)}: {min(refusals.values())}"
         return Step(Action.WAIT, message=message, blocked=True)
 
     starting = [vm.name for vm in vms if vm.saved_strategy]

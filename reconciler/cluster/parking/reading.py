@@ -54,8 +54,8 @@ from reconciler.machine.vmstatus import VmPhase, vm_state
 from reconciler.triggers import Delay
 
 _RETRY_SECONDS = 10.0
-# Between two starts of a VM that a quota refuses. No event reports that the quota has room.
-_QUOTA_SECONDS = 120.0
+# Between two starts of a VM that Harvester refuses. No event reports that a quota has room.
+_REFUSED_SECONDS = 120.0
 # With these run strategies, a VM that was stopped does not start by itself.
 _IDLE_STRATEGIES = ("Manual", "Once", "RerunOnFailure")
 # States of a VM that do not end by themselves.
@@ -217,12 +217,21 @@ def _is_idle(vm: Obj, instance: Obj | None) -> bool:
 
 
 def _refusal(scope: ClusterScope, vm: Obj) -> str:
-    """Return why Harvester has stopped a VM for lack of quota after its start; empty if not."""
-    refusal = annotations_of(vm).get(INSUFFICIENT_QUOTA_ANNOTATION, "")
-    started_at = scope.memory.parking.started_at.get(key_of(vm).name)
+    """Return why Harvester has refused the last start of a VM, or stopped it for lack of quota.
+
+    Empty if it has not, or once the VM is to be started again.
+    """
+    name = key_of(vm).name
+    started_at = scope.memory.parking.started_at.get(name)
     if started_at is None or run_strategy(vm) != HALTED:
         return ""
-    return refusal if time.monotonic() - started_at < _QUOTA_SECONDS else ""
+    if time.monotonic() - started_at >= _REFUSED_SECONDS:
+        return ""
+    if refusal := scope.memory.parking.refused_starts.get(name):
+        return refusal
+    quota = annotations_of(vm).get(INSUFFICIENT_QUOTA_ANNOTATION, "")
+    advice = "raise the quota of the namespace, or stop other VMs there"
+    return f"quota is missing: {quota}; {advice}" if quota else ""
 
 
 def _not_ours(scope: ClusterScope, machine: Obj) -> Blocked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 from caphv.api import parking, resources
@@ -16,9 +17,10 @@ from caphv.api.names import (
     RUN_STRATEGY_ANNOTATION,
     STOPS_LAST_ANNOTATION,
 )
-from caphv.api.object import NODES, Obj, annotations_of, at, dict_at
+from caphv.api.object import NODES, Obj, annotations_of, at, dict_at, key_of
+from caphv.api.plaintext import plain
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unreachable
 from caphv.runtime.etcd import find_leader, find_pods, members_of
 from caphv.runtime.exec import ExecError
 from reconciler.cluster.parking.plan import HALTED, Action, Step
@@ -29,6 +31,9 @@ from reconciler.machine.vm import RUN_STRATEGY
 
 # Run strategies with which a VM starts by itself.
 STARTING = ("Always", "RerunOnFailure")
+# Run strategies of a VM that is not halted.
+RUNNING = (*STARTING, "Manual", "Once")
+_MAX_REFUSAL = 512
 Annotations = dict[str, str | None]
 
 
@@ -38,14 +43,11 @@ async def perform(scope: ClusterScope, observed: Observation, step: Step) -> Non
         case Action.MARK:
             await _write_nodes(scope, observed, step)
         case Action.STOP:
-            for name in step.names:
-                await _stop(scope, observed.vms[name])
+            await _write_vms(scope, observed, step, _stop)
         case Action.START:
-            for name in step.names:
-                await _start(scope, observed.vms[name])
+            await _write_vms(scope, observed, step, _start)
         case Action.SETTLE:
-            for name in step.names:
-                await _settle(scope, observed.vms[name])
+            await _write_vms(scope, observed, step, _settle)
         case Action.RELEASE:
             await _write_nodes(scope, observed, step)
         case _:
@@ -78,6 +80,26 @@ async def _patch_cluster(scope: ClusterScope, patch: Obj) -> None:
     informer.observe(scope.cluster)
 
 
+async def _write_vms(
+    scope: ClusterScope,
+    observed: Observation,
+    step: Step,
+    write: Callable[[ClusterScope, Obj], Awaitable[None]],
+) -> None:
+    """Write to the VMs of a step. One that Harvester refuses to change keeps no other.
+
+    Raises the first refusal after the last VM.
+    """
+    refusals: list[ApiError] = []
+    for name in step.names:
+        try:
+            await write(scope, observed.vms[name])
+        except (Forbidden, Invalid) as error:
+            refusals.append(error)
+    if refusals:
+        raise refusals[0]
+
+
 async def _stop(scope: ClusterScope, vm: Obj) -> None:
     """Stop a VM, and record the run strategy that it gets back."""
     # A VM that did not start again after it was parked before has a record already.
@@ -87,7 +109,10 @@ async def _stop(scope: ClusterScope, vm: Obj) -> None:
 
 
 async def _start(scope: ClusterScope, vm: Obj) -> None:
-    """Start a VM, and keep the record until it runs, because Harvester may stop it again."""
+    """Start a VM, and keep the record until it runs, because Harvester may stop it again.
+
+    Remembers a refusal, so that the next step is one of other VMs.
+    """
     saved = saved_strategy(vm, is_resuming=True)
     strategy = saved if saved in STARTING else RUN_STRATEGY
     # Harvester starts a VM with the strategy of its own annotation, even if the spec has another.
@@ -97,15 +122,23 @@ async def _start(scope: ClusterScope, vm: Obj) -> None:
     # A host that it avoids may no longer be evacuated, and nothing else updates this while the
     # cluster is being resumed. If a host is still evacuated, the VM may start there.
     avoidance = avoidance_patch(vm, []) if avoided_hosts(vm) else None
-    await patch_vm(scope, vm, annotations, strategy=strategy, avoidance=avoidance)
-    scope.memory.parking.started_at[vm["metadata"]["name"]] = time.monotonic()
+    name = key_of(vm).name
+    memory = scope.memory.parking
+    memory.refused_starts.pop(name, None)
+    try:
+        await patch_vm(scope, vm, annotations, strategy=strategy, avoidance=avoidance)
+    except (Forbidden, Invalid) as error:
+        memory.refused_starts[name] = plain(str(error), _MAX_REFUSAL)
+    memory.started_at[name] = time.monotonic()
 
 
 async def _settle(scope: ClusterScope, vm: Obj) -> None:
     """Restore the run strategy of a VM that runs again."""
     saved = annotations_of(vm)[PARKED_STRATEGY_ANNOTATION]
-    annotations: Annotations = {PARKED_STRATEGY_ANNOTATION: None, RUN_STRATEGY_ANNOTATION: saved}
-    await patch_vm(scope, vm, annotations, strategy=saved)
+    # Harvester refuses other values, so one that a user has written there would block the resume.
+    strategy = saved if saved in RUNNING else RUN_STRATEGY
+    annotations: Annotations = {PARKED_STRATEGY_ANNOTATION: None, RUN_STRATEGY_ANNOTATION: strategy}
+    await patch_vm(scope, vm, annotations, strategy=strategy)
 
 
 async def patch_vm(

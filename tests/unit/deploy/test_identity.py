@@ -101,12 +101,14 @@ def test_tokens_are_issued_in_target_namespaces_or_for_the_account_itself() -> N
 class Harvester:
     """Bindings that exist, and what is applied."""
 
+    budget = None
+
     def __init__(self, *bindings: Obj) -> None:
         self.bindings = list(bindings)
         self.applied: list[Obj] = []
 
-    async def list(self, *_: object) -> Obj:
-        return {"items": self.bindings}
+    async def list(self, *_: object, **__: object) -> Obj:
+        return {"metadata": {}, "items": self.bindings}
 
     async def apply(self, _resource: object, obj: Obj, *, manager: str) -> None:
         assert manager

@@ -12,6 +12,7 @@ from caphv.runtime.errors import TooLarge
 from caphv.runtime.etcd import find_pods
 from caphv.runtime.listing import list_pages
 from operations.read.management import list_all
+from reconciler.cluster.parking.drain import pods_to_evict
 from tests.support.answering import serving
 
 pytestmark = pytest.mark.unit
@@ -68,6 +69,15 @@ async def test_the_last_pod_of_etcd_is_not_looked_for_under_another_label() -> N
     async with serving(server, untrusted=True) as client:
         assert await find_pods(client, "a") == []
     assert len(server.asked) == 1
+
+
+async def test_hundreds_of_pods_of_a_node_are_drained() -> None:
+    owner = {"kind": "ReplicaSet", "controller": True}
+    pods = [pod(f"web-{number}", "node", "web") for number in range(250)]
+    for evicted in pods:
+        evicted["metadata"]["ownerReferences"] = [owner]
+    async with serving(Collection(pods), untrusted=True) as client:
+        assert len(await pods_to_evict(client, ["node"])) == 250
 
 
 @pytest.mark.parametrize(("brackets", "last"), [(300, 125), (1200, 31)])

@@ -135,6 +135,20 @@ def test_broken_manifest_is_refused_without_a_quotation() -> None:
     assert "canary" not in str(error.value)
 
 
+@pytest.mark.parametrize("field", ["metadata", "data", "stringData"])
+@pytest.mark.parametrize("value", ["canary", ["canary"], 7])
+def test_secret_of_another_form_is_refused_or_left_alone(field: str, value: object) -> None:
+    metadata = {"name": "cloud-config", "namespace": "kube-system"}
+    own = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, field: value}
+    before = yaml.safe_dump(own)
+    if field == "metadata":
+        assert with_credentials(before, "cloud-config", "key", "content").startswith(before)
+        return
+    with pytest.raises(ManifestError, match=f"Secret cloud-config, whose {field} has no keys") as error:
+        with_credentials(before, "cloud-config", "key", "content")
+    assert "canary" not in str(error.value)
+
+
 # Account
 
 KEY = Key("vms", "demo")
@@ -206,6 +220,13 @@ def test_token_is_renewed_when_its_time_has_come() -> None:
     secret = secret_object("uid-1", "content", "inputs", NOW + timedelta(hours=2))
     assert renewal(secret, "inputs", NOW) == 7200
     assert renewal(secret, "inputs", NOW + timedelta(hours=2)) is None
+
+
+def test_time_that_no_token_has_means_now() -> None:
+    """The clock was set back since the Secret was written, or a user has edited it."""
+    for days, expected in ((5, 5 * 24 * 3600), (6, None), (300, None)):
+        secret = secret_object("uid-1", "content", "inputs", NOW + timedelta(days=days))
+        assert renewal(secret, "inputs", NOW) == expected
 
 
 def test_other_inputs_or_no_time_mean_now() -> None:
@@ -301,8 +322,8 @@ async def test_account_that_may_not_be_deleted_leaves_a_cluster_ready(monkeypatc
             raise answer
 
     monkeypatch.setattr(cloudaccount, "delete_account", delete)
-    remembered = refused.memory
-    remembered.connection_error = "kept"
+    remembered = refused.memory.guest
+    refused.memory.connection_error = "kept"
     await ensure_cloud_config(cast(ClusterScope, refused))
     assert refused.draft.is_true(ConditionType.READY)
     assert refused.draft.is_true(ConditionType.INFRASTRUCTURE_READY)
@@ -310,10 +331,11 @@ async def test_account_that_may_not_be_deleted_leaves_a_cluster_ready(monkeypatc
     assert (found["status"], found["reason"]) == ("False", "CloudProviderConfigGenerationFailed")
     assert "refused by Harvester: cannot do that; an administrator of Harvester can grant it" in found["message"]
     assert refused.requeue_after == 60
-    assert refused.context.memory.cluster(refused.obj) is remembered
+    assert refused.context.memory.cluster(refused.obj).guest is remembered
     await ensure_cloud_config(cast(ClusterScope, refused))
     assert refused.condition("CloudProviderConfigReady") == {}
-    assert refused.context.memory.cluster(refused.obj) is not remembered
+    assert refused.context.memory.cluster(refused.obj).guest is not remembered
+    assert refused.context.memory.cluster(refused.obj).connection_error == "kept"
 
 
 @pytest.mark.parametrize(("server", "name"), [("workload", "the workload cluster"), ("management", "the management")])

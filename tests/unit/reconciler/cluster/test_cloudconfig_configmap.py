@@ -10,6 +10,7 @@ import yaml
 
 from caphv.api import names
 from caphv.api.object import CONFIG_MAPS, SERVICE_ACCOUNTS, Obj
+from caphv.runtime.errors import Forbidden
 from reconciler.cluster.references import refused_references
 from tests.support.reconciler.guests import READY, Guests, tokens
 from tests.support.reconciler.memorycase import MemoryCase
@@ -52,6 +53,43 @@ async def test_credentials_are_written_into_a_config_map_once(monkeypatch: pytes
     case.management.put(manifests(**{"ccm.yaml": "kind: DaemonSet\n"}))
     await case.reconcile()
     assert case.events.count(("Normal", "CloudConfigWritten")) == 2
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+async def test_config_map_of_two_clusters_has_the_credentials_of_the_older_one(
+    monkeypatch: pytest.MonkeyPatch, *, is_older: bool
+) -> None:
+    """A template names one ConfigMap for all of its clusters, which would replace each other's all the time."""
+    case = await Guests.ready(monkeypatch, updateCloudProviderConfig=MANIFESTS)
+    own = {**case.obj["metadata"], "creationTimestamp": "2026-01-02T00:00:00Z"}
+    case.management.put({**case.obj, "metadata": own})
+    created = f"2026-01-0{1 if is_older else 3}T00:00:00Z"
+    metadata = {"name": "other", "namespace": "team", "uid": "other-uid", "creationTimestamp": created}
+    other = case.management.put({**case.obj, "metadata": metadata})
+    case.management.put(manifests(**{"ccm.yaml": "kind: DaemonSet\n"}))
+    await case.reconcile()
+    (found,) = case.management.stored(CONFIG_MAPS)
+    assert ("Secret" in found["data"]["ccm.yaml"]) is not is_older
+    assert case.condition("Ready")[0] == "True"
+    if not is_older:
+        assert case.condition(READY)[0] == "True"
+        return
+
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
+    case.management.put({**other, "metadata": {**metadata, "deletionTimestamp": "2026-01-03T00:00:00Z"}})
+    await case.reconcile()
+    assert case.condition(READY)[0] == "True"
+
+
+async def test_cluster_that_may_not_use_a_config_map_keeps_no_other_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, updateCloudProviderConfig=MANIFESTS)
+    metadata = {"name": "other", "namespace": "tenant", "uid": "other-uid", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    own = {**case.obj["metadata"], "creationTimestamp": "2026-01-02T00:00:00Z"}
+    case.management.put({**case.obj, "metadata": own})
+    case.management.put({**case.obj, "metadata": metadata})
+    case.management.put(manifests(**{"ccm.yaml": "kind: DaemonSet\n"}))
+    await case.reconcile()
+    assert case.condition(READY)[0] == "True"
 
 
 async def test_broken_manifest_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +166,25 @@ async def test_reference_that_is_never_read_opens_no_others(monkeypatch: pytest.
         provisioned = {**status, "initialization": {"provisioned": True}}
         case.management.put({**case.obj, "spec": of_others, "status": provisioned})
         assert "Secret other/identity" in await refused()
+
+
+@pytest.mark.parametrize("error", [None, Forbidden(403, "Forbidden", "may not get configmaps")])
+async def test_config_map_that_cannot_be_written_keeps_no_token_from_its_renewal(
+    monkeypatch: pytest.MonkeyPatch, error: Forbidden | None
+) -> None:
+    """A cluster that has moved to another delivery may still name the ConfigMap of the former one."""
+    case = await Guests.ready(monkeypatch, updateCloudProviderConfig=MANIFESTS, cloudConfig={"delivery": "Secret"})
+    if error is not None:
+        case.management.put(manifests(**{"ccm.yaml": "kind: DaemonSet\n"}))
+        case.management.errors["get ConfigMap"] = error
+    await case.reconcile()
+    assert tokens(case.secret) == {"expiring-1"}
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
+    case.clock[0] += 1000
+    case.note(names.RENEW_AT_ANNOTATION, "2026-01-01T00:00:00Z")
+    await case.reconcile()
+    assert tokens(case.secret) == {"expiring-2"}
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
 
 
 async def test_config_map_of_another_namespace_that_does_not_exist_is_refused_alike(

@@ -11,6 +11,7 @@ from caphv.api.object import CLUSTER_ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, O
 from caphv.runtime.errors import Forbidden, Unauthorized, Unreachable
 from reconciler.memory.periods import GRACE_SECONDS
 from tests.support.reconciler.guests import DAY, PLACE, READY, Guests, delivered, tokens
+from tests.support.reconciler.tokenissuer import encoded
 
 pytestmark = pytest.mark.unit
 
@@ -38,6 +39,31 @@ async def test_secret_is_written_with_a_token_that_expires(monkeypatch: pytest.M
     case.workload.errors["get Secret"] = Unreachable("read again")
     await case.reconcile()
     assert case.condition(READY)[0] == "True"
+
+
+@pytest.mark.parametrize("skew", [-10, 10])
+async def test_token_is_renewed_in_time_whatever_the_clock_of_harvester_says(
+    monkeypatch: pytest.MonkeyPatch, skew: int
+) -> None:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "Secret"})
+    start = datetime.now(UTC) + timedelta(days=skew)
+    ends = start + timedelta(days=3)
+    claims = {"sub": "system:serviceaccount:vms:demo", "iat": int(start.timestamp()), "exp": int(ends.timestamp())}
+    requested: list[str] = []
+
+    async def request(_method: str, path: str, **_: object) -> Obj:
+        requested.append(path)
+        return {"status": {"token": encoded(claims), "expirationTimestamp": ends.isoformat()}}
+
+    monkeypatch.setattr(case.harvester, "request", request)
+    await case.reconcile()
+    annotations = case.secret["metadata"]["annotations"]
+    for name, days in ((names.RENEW_AT_ANNOTATION, 2), (names.EXPIRES_AT_ANNOTATION, 3)):
+        remaining = datetime.fromisoformat(annotations[name]) - datetime.now(UTC)
+        assert remaining.total_seconds() == pytest.approx(days * DAY, abs=60), name
+    case.clock[0] += 1000
+    await case.reconcile()
+    assert len(requested) == 1
 
 
 async def test_secret_waits_for_the_workload_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

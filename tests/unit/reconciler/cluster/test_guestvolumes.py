@@ -163,6 +163,25 @@ async def test_refused_record_keeps_the_volume_and_its_vms(
     assert await end(case) == set(PLUGGED)
 
 
+async def test_repeated_end_of_a_deletion_keeps_the_volume_of_a_refused_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last steps are repeated after a conflict, when no guest answers any more."""
+    case = await with_volumes(monkeypatch, guestVolumes="Delete", cloudConfig={"delivery": "File"})
+    volume = case.workload.find("PersistentVolume", "pvc-delete")
+    assert volume is not None
+    case.workload.put({**volume, "spec": {**volume["spec"], "persistentVolumeReclaimPolicy": "Retain"}})
+    case.harvester.errors["patch PersistentVolumeClaim pvc-delete"] = Forbidden(403, "", "no")
+    delete_cluster(case, 0)
+    await case.reconcile()
+
+    case.guests_answer = False
+    case.management.errors["patch HarvesterCluster demo"] = Conflict(409, "", "it has changed")
+    with pytest.raises(Conflict):
+        await end(case)
+    case.management.errors.clear()
+    assert await end(case) == set(PLUGGED)
+    assert case.management.find("HarvesterCluster", "demo", "team") is None
+
+
 async def test_record_that_is_refused_once_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
     case = await with_volumes(monkeypatch, guestVolumes="Delete")
     volume = case.workload.find("PersistentVolume", "pvc-retain")

@@ -8,7 +8,7 @@ import pytest
 
 from caphv.api import resources
 from caphv.api.names import CLUSTER_FINALIZER, ConditionType
-from caphv.api.object import SERVICES
+from caphv.api.object import NAMESPACES, SERVICES
 from caphv.api.ownership import record
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
 from tests.support.reconciler.infrastructure import (
@@ -351,6 +351,22 @@ async def test_lost_target_namespace_is_created_again(monkeypatch: pytest.Monkey
     del case.harvester.errors["create LoadBalancer"]
     await case.reconcile()
     assert case.condition("TargetNamespaceReady")[0] == "True"
+
+
+async def test_target_namespace_that_a_machine_has_found_lost_is_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster with an external endpoint itself creates nothing there."""
+    endpoint = {"host": "10.0.0.9", "port": 6443}
+    case = MemoryCase(monkeypatch, loadBalancerConfig={"ipamType": "none"}, controlPlaneEndpoint=endpoint)
+    monkeypatch.setattr(case.context.workloads, "outage", lambda _: None, raising=False)
+    await case.reconcile()
+    assert case.condition("Ready")[0] == "True"
+    await case.harvester.delete(NAMESPACES, TARGET)
+    await case.reconcile()
+    assert case.harvester.find("Namespace", TARGET) is None, "no request is sent without a cause"
+    case.context.memory.cluster(case.obj).namespace_lost = True
+    await case.reconcile()
+    assert case.harvester.find("Namespace", TARGET)
+    assert not case.context.memory.cluster(case.obj).namespace_lost
 
 
 # The connection

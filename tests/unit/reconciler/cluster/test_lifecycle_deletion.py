@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from caphv.api.names import (
     CLUSTER_FINALIZER,
 )
 from caphv.api.object import SERVICES, Key
-from caphv.runtime.errors import Forbidden
+from caphv.runtime.errors import Forbidden, ServerFault
 from tests.support.reconciler.infrastructure import BY_POOL, RANGE, delete, ready, with_load_balancer
 from tests.support.reconciler.memorycase import KEY, TARGET, Cached, MemoryCase, of_kind, stall
 
@@ -225,3 +226,19 @@ async def test_cluster_without_a_cloud_config_asks_for_no_account(monkeypatch: p
         case.harvester.errors[f"get {kind}"] = Forbidden(403, "Forbidden", "cannot get that")
     await delete(case)
     assert case.management.find("HarvesterCluster", "demo", "team") is None
+
+
+async def test_deletion_with_a_cloud_config_does_not_wait_for_server_faults_forever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await ready(monkeypatch, cloudConfig={"delivery": "File"}, controlPlaneBackups={"keep": 2})
+    case.harvester.serve(resources.VM_BACKUPS.api_version, resources.VM_BACKUPS.kind)
+    fault = ServerFault(500, "InternalError", "failed calling webhook")
+    case.harvester.errors["list VirtualMachineBackup"] = fault
+    with pytest.raises(ServerFault):
+        await delete(case)
+    later = time.monotonic() + 61
+    monkeypatch.setattr("reconciler.cluster.backups.time.monotonic", lambda: later)
+    await delete(case)
+    assert case.management.find("HarvesterCluster", "demo", "team") is None
+    assert ("Warning", "BackupsKept") in case.events

@@ -11,7 +11,7 @@ import yaml
 from caphv.api.names import CLOUD_PROVIDER_ROLE, GUESTS_PREFIX
 from caphv.api.object import Obj
 from reconciler.harvester.accountobjects import Account, account_objects
-from reconciler.harvester.identityaccount import create
+from reconciler.harvester.identityaccount import create, existing
 from reconciler.harvester.kubeconfig import kubeconfig
 from tests.support.tokenserver import TokenServer
 
@@ -63,6 +63,21 @@ async def test_only_bindings_of_single_guests_to_the_role_of_cloud_providers_are
     role = server.find("ClusterRole", f"{GUESTS_PREFIX}vms")
     assert role is not None
     assert list(deletions([role])) == [(f"{GUESTS_PREFIX}vms", ["guest"])]
+
+
+async def test_account_is_found_among_thousands_of_bindings_and_secrets_of_others() -> None:
+    server = TokenServer()
+    account = Account("caphv", "caphv-system", ("vms", "more"))
+    await create(cast("Any", server), account, "https://harvester:6443", lasting_token=False)
+    for number in range(600):
+        name = f"other-{number}"
+        head = {"apiVersion": RBAC, "kind": "RoleBinding"}
+        server.put({**head, "metadata": {"name": name, "namespace": "project"}})
+        server.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": account.namespace}})
+    server.longest_page = 500
+    found = await existing(cast("Any", server), account)
+    assert found is not None
+    assert found.targets == ("more", "vms")
 
 
 def test_a_kubeconfig_lists_its_fields_in_the_order_of_others() -> None:

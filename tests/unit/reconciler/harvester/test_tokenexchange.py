@@ -129,6 +129,18 @@ async def test_the_provider_s_kubeconfig_keeps_the_namespace_and_no_proxy_of_the
     assert "proxy" not in token.credentials.text
 
 
+async def test_thousands_of_bindings_of_others_do_not_disturb() -> None:
+    """Rancher writes some for each member of a project, in each of its namespaces."""
+    harvester = Harvester()
+    harvester.longest_page = 500
+    api_version = "rbac.authorization.k8s.io/v1"
+    for kind in ("RoleBinding", "ClusterRoleBinding"):
+        for number in range(600):
+            metadata = {"name": f"rb-{number}", **({"namespace": "project"} if kind == "RoleBinding" else {})}
+            harvester.put({"apiVersion": api_version, "kind": kind, "metadata": metadata})
+    assert (await harvester.exchange(credentials())).is_bound
+
+
 async def test_bindings_of_another_form_on_harvester_do_not_disturb() -> None:
     harvester = Harvester()
     kind = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding"}

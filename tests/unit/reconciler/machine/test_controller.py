@@ -11,7 +11,7 @@ from caphv.api import conditions
 from caphv.api.names import MACHINE_FINALIZER, ConditionType
 from caphv.api.object import Key, Obj
 from caphv.api.ownership import Owner
-from caphv.runtime.errors import ApiError, Forbidden, ServerFault, Unreachable
+from caphv.runtime.errors import ApiError, Forbidden, NotFound, ServerFault, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler.blocked import Blocked, Cause
 from reconciler.context import Context
@@ -28,6 +28,11 @@ NODE: Obj = {
     "metadata": {"name": "one"},
     "spec": {"taints": [{"key": "node.cloudprovider.kubernetes.io/uninitialized"}]},
 }
+CLUSTER: Obj = {
+    "metadata": {"namespace": "team", "name": "demo", "uid": "c"},
+    "spec": {"targetNamespace": "vms"},
+    "status": {"initialization": {"infrastructureProvisioned": True}},
+}
 RUNNING = {"printableStatus": "Running"}
 ADDRESS = {"interfaces": [{"name": "nic-0", "ipAddress": "10.0.0.1"}], "phase": "Running"}
 
@@ -39,6 +44,8 @@ class Machine:
         self.error = error
         self.events: list[str] = []
         self.patches = 0
+        self.memory = Memory()
+        self.clusters = WorkQueue[Key]("clusters")
         metadata: Obj = {"namespace": "vms", "name": "one", "uid": "vm", "creationTimestamp": "2026-01-01T00:00:00Z"}
         self.vm: Obj = {"metadata": metadata, "spec": {"template": {"spec": {}}}, "status": vm_status}
         owner = {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": "one", "uid": "m"}
@@ -54,12 +61,12 @@ class Machine:
         assert found
         return found["reason"], found.get("message", "")
 
+    @property
+    def lost_namespace(self) -> bool:
+        """Whether the cluster is to create its target namespace again."""
+        return self.memory.cluster(CLUSTER).namespace_lost
+
     def _context(self) -> Any:
-        cluster = {
-            "metadata": {"namespace": "team", "name": "demo", "uid": "c"},
-            "spec": {"targetNamespace": "vms"},
-            "status": {"initialization": {"infrastructureProvisioned": True}},
-        }
         instances = SimpleNamespace(get=lambda *_: {"metadata": {"uid": "i"}, "status": ADDRESS})
         claims = SimpleNamespace(get=lambda *_: None)
         namespace = SimpleNamespace(synced=True, instances=instances, claims=claims)
@@ -67,16 +74,16 @@ class Machine:
         caches = SimpleNamespace(
             harvester_machines=SimpleNamespace(get=lambda *_: self.obj),
             machines=SimpleNamespace(get=lambda *_: {"metadata": {}}),
-            cluster_of=lambda _: cluster,
-            harvester_cluster_of=lambda _: cluster,
+            cluster_of=lambda _: CLUSTER,
+            harvester_cluster_of=lambda _: CLUSTER,
         )
         workloads = SimpleNamespace(node=lambda *_: NODE, client=lambda _: self, ensure=_nothing, hint=lambda _: None)
         return SimpleNamespace(
             caches=caches,
-            memory=Memory(),
+            memory=self.memory,
             updates_in_place=False,
             topics=Topics(),
-            queues=SimpleNamespace(machines=WorkQueue[Key]("test")),
+            queues=SimpleNamespace(machines=WorkQueue[Key]("test"), clusters=self.clusters),
             sessions=SimpleNamespace(of=lambda _: session),
             workloads=workloads,
             ensure_finalizer=_nothing,
@@ -144,6 +151,24 @@ async def test_webhook_that_does_not_answer_is_what_a_new_machine_waits_for(monk
     with pytest.raises(ServerFault):
         await machine.reconcile()
     assert machine.reason_and_message() == ("VMProvisioningFailed", f"a request was refused: {text}")
+
+
+async def test_lost_target_namespace_is_reported_and_left_to_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    details = {"kind": "namespaces", "name": "vms"}
+    lost = NotFound(404, "NotFound", 'namespaces "vms" not found', details)
+
+    async def refuse(*_: Any) -> Obj:
+        raise lost
+
+    monkeypatch.setattr(controller, "ensure_vm", refuse)
+    machine = Machine(lost, RUNNING, ready=False)
+    with pytest.raises(NotFound):
+        await machine.reconcile()
+    reason, message = machine.reason_and_message()
+    assert reason == "VMProvisioningFailed"
+    assert 'namespaces "vms" not found' in message
+    assert machine.lost_namespace
+    assert machine.clusters.idle is False
 
 
 LOST = "VirtualMachine vms/one no longer exists and will not be recreated"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from caphv.api.object import Obj
+from caphv.api.names import VM_BACKUP_ANNOTATION
+from caphv.api.object import Obj, annotations_of
 from caphv.api.ownership import Owner
 from caphv.runtime.errors import Forbidden, ServerFault, Unreachable
 from reconciler.blocked import Blocked
@@ -123,6 +124,22 @@ async def test_backup_of_another_owner_is_neither_used_nor_deleted(monkeypatch: 
     await leaving.back_up()
     assert case.names == ["one-replaced"]
     assert "of another owner" in case.messages[0][1]
+
+
+@pytest.mark.parametrize("begun", ["yes", "", ago(-999999)], ids=["invalid", "empty", "future"])
+async def test_wait_that_begins_never_or_later_begins_now(monkeypatch: pytest.MonkeyPatch, begun: str) -> None:
+    """A user has written it, or the clock was ahead. The clock of Harvester may be so, too."""
+    case = BackupCase(monkeypatch, keep=2, timeoutSeconds=60)
+    case.backup("one", age=-999999)
+    leaving = Leaving(case)
+    leaving.obj["metadata"]["annotations"] = {VM_BACKUP_ANNOTATION: begun}
+    case.management.put(leaving.obj)
+    with pytest.raises(Blocked):
+        await leaving.back_up()
+    assert ago(60) < annotations_of(leaving.obj)[VM_BACKUP_ANNOTATION] <= ago(0)
+    leaving.wait_since(61)
+    await leaving.back_up()
+    assert leaving.reasons[-1] == "VMBackupFailed"
 
 
 async def test_outage_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

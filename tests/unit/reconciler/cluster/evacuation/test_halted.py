@@ -16,7 +16,7 @@ from caphv.api.names import (
     SKIPPED_BY_US,
 )
 from caphv.api.object import NODES, annotations_of
-from caphv.runtime.errors import Forbidden
+from caphv.runtime.errors import Forbidden, Invalid
 from reconciler.cluster.evacuation.plan import HOLD_SECONDS, Stage
 from tests.support.reconciler.evacuation import (
     add_host,
@@ -335,6 +335,32 @@ async def test_a_vm_that_harvester_has_halted_is_not_back_until_its_kubelet_repo
     add_node(case, "w", reported="2026-11-27T10:05:20Z")
     await case.reconcile()
     assert EVACUATED_STRATEGY_ANNOTATION not in records(case, "w")
+
+
+async def test_a_vm_whose_start_is_refused_keeps_no_other_from_its_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its quota is too small by now, or its network was deleted."""
+    case = await cluster(monkeypatch, "a", "w", evacuate="")
+    for name in ("a", "w"):
+        await halted(case, name)
+    drained(case, "h0", "taint")
+    case.harvester.errors["patch VirtualMachine a"] = Invalid(422, "Invalid", "quota is too small")
+    for _ in range(2):
+        await case.reconcile()
+    assert [vm_of(case, name)["spec"]["runStrategy"] for name in ("a", "w")] == ["Halted", "Always"]
+    assert case.condition("HostsEvacuated") == ("False", "EvacuationBlocked")
+    assert "quota is too small" in message_of(case)
+    assert case.events.count(("Warning", "EvacuationBlocked")) == 1
+
+    run(case, "w", "h1")
+    add_node(case, "w", boot="second")
+    await case.reconcile()
+    assert EVACUATED_STRATEGY_ANNOTATION not in records(case, "w")
+    assert SKIP_REMEDIATION_ANNOTATION in records(case, "a")
+
+    case.harvester.errors.clear()
+    await case.reconcile()
+    assert vm_of(case, "a")["spec"]["runStrategy"] == "Always"
+    assert not case.scope().memory.evacuation.refusals
 
 
 async def test_a_machine_that_finds_no_host_keeps_no_other_from_its_return(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from caphv.api.names import (
 )
 from caphv.api.object import annotations_of
 from caphv.api.resources import VIRTUAL_MACHINES
-from caphv.runtime.errors import Forbidden
+from caphv.runtime.errors import Forbidden, Invalid
 from tests.support.reconciler.guests import delivered, tokens
 from tests.support.reconciler.infrastructure import ready
 from tests.support.reconciler.memorycase import TARGET
@@ -209,6 +209,19 @@ async def test_a_request_that_is_refused_is_reported_once_and_repeated(
     getattr(case, server).errors.clear()
     await case.reconcile()
     assert case.condition("Parked")[1] == "Parking"
+
+
+async def test_a_vm_whose_stop_is_refused_keeps_no_other_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Harvester refuses any update of a VM whose network was deleted."""
+    case = await ready(monkeypatch)
+    park(case)
+    for name in ("a", "b"):
+        add_vm(case, name)
+    case.harvester.errors["patch VirtualMachine a"] = Invalid(422, "Invalid", "its network does not exist")
+    await case.reconcile()
+    assert [vm_of(case, name)["spec"]["runStrategy"] for name in ("a", "b")] == ["RerunOnFailure", "Halted"]
+    assert case.condition("Parked") == ("False", "ParkBlocked")
+    assert "its network does not exist" in message_of(case)
 
 
 async def test_a_vm_that_is_not_the_clusters_leaves_the_cluster_unpaused(monkeypatch: pytest.MonkeyPatch) -> None:

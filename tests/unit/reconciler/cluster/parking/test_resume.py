@@ -15,10 +15,12 @@ from caphv.api.names import (
     PARKED_STRATEGY_ANNOTATION,
     RUN_STRATEGY_ANNOTATION,
 )
-from caphv.api.object import annotations_of
+from caphv.api.object import SERVICES, annotations_of
+from caphv.runtime.errors import Invalid, ServerFault, Unreachable
 from reconciler.machine.placement import REQUIRED
 from reconciler.machine.vm import RUN_STRATEGY
 from tests.support.reconciler.infrastructure import ready
+from tests.support.reconciler.memorycase import TARGET
 from tests.support.reconciler.parking import (
     HELD,
     RECORD,
@@ -220,12 +222,68 @@ async def test_a_vm_that_a_quota_keeps_stopped_is_named_and_started_again(monkey
     await case.reconcile()
     assert case.condition("Parked") == ("False", "ParkBlocked")
     assert ("Warning", "ParkBlocked") in case.events
-    assert "does not start w because quota is missing: exceeded quota: tight; raise" in message_of(case)
+    assert "does not start w: quota is missing: exceeded quota: tight; raise" in message_of(case)
     assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
 
     case.scope().memory.parking.started_at["w"] -= 300
     await case.reconcile()
     assert vm_of(case, "w")["spec"]["runStrategy"] == "Always"
+
+
+@pytest.mark.parametrize("error", [ServerFault(500, "InternalError", "no webhook"), Unreachable("no answer")])
+async def test_a_resume_that_fails_holds_no_phase_up_once_a_user_has_ended_the_pause(
+    monkeypatch: pytest.MonkeyPatch, error: ServerFault | Unreachable
+) -> None:
+    case = await ready(monkeypatch)
+    resume(case, paused=False)
+    add_vm(case, "w", strategy="Halted", former="Always")
+    case.harvester.errors["patch VirtualMachine w"] = error
+    await case.harvester.delete(SERVICES, "team-demo-lb", TARGET)
+    assert await case.reconcile() == 10.0
+    assert case.harvester.find("Service", "team-demo-lb", TARGET)
+    assert case.condition("Parked") == ("False", "Resuming")
+    assert str(error) in message_of(case)
+    case.harvester.errors.clear()
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "Always"
+
+
+async def test_a_run_strategy_that_does_not_exist_ends_no_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user has edited the record."""
+    case = await ready(monkeypatch)
+    resume(case)
+    add_vm(case, "w", former="always")
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == RUN_STRATEGY
+    assert PARKED_STRATEGY_ANNOTATION not in annotations_of(vm_of(case, "w"))
+
+
+async def test_a_vm_whose_start_is_refused_keeps_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its quota was used by others while it was parked, or its network was deleted."""
+    case = await ready(monkeypatch)
+    resume(case)
+    for name in ("a", "b"):
+        add_vm(case, name, strategy="Halted", former="Manual")
+        add_node(case, name, **HELD)
+    case.harvester.errors["patch VirtualMachine a"] = Invalid(422, "Invalid", "quota is too small")
+    await case.reconcile()
+    strategies = [vm_of(case, name)["spec"]["runStrategy"] for name in ("a", "b")]
+    assert strategies == ["Halted", "Always"]
+    run_instance(case, "b", uid="next")
+    case.workload.put({**node_of(case, "b"), "status": {**node_of(case, "b")["status"], "nodeInfo": {"bootID": "x"}}})
+    for _ in range(2):
+        await case.reconcile()
+    assert vm_of(case, "b")["spec"]["runStrategy"] == "Manual"
+    assert not is_cordoned(case, "b")
+    assert case.condition("Parked") == ("False", "ParkBlocked")
+    assert case.events.count(("Warning", "ParkBlocked")) == 1
+    assert "does not start a: quota is too small" in message_of(case)
+    assert len([request for request in case.harvester.requests if request.endswith("VirtualMachine a")]) == 1
+
+    case.harvester.errors.clear()
+    case.scope().memory.parking.started_at["a"] -= 300
+    await case.reconcile()
+    assert vm_of(case, "a")["spec"]["runStrategy"] == "Always"
 
 
 async def test_a_node_that_cannot_be_uncordoned_keeps_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
