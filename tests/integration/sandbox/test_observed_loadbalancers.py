@@ -103,6 +103,7 @@ async def test_life_of_a_load_balancer(place: Place, release: str, seen: list[Re
                 assert time.monotonic() - began > 2 * SCALE * 0.9
 
 
+@pytest.mark.timing
 async def test_upgrade_of_a_single_machine_loses_its_endpoint_for_one_period(place: Place) -> None:
     """The old machine leaves at the moment in which the new one answers: the worst case."""
     spec = load_balancer_spec({"loadBalancerConfig": {"ipamType": "dhcp"}}, {})
