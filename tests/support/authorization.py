@@ -16,7 +16,7 @@ async def until_allowed(client: ApiClient, user: str, rule: Obj, namespace: str 
         "namespace": namespace,
     }
     request = {"user": user, "resourceAttributes": attributes}
-    await until(lambda: allows(client, request), f"{user} has no right: {rule}")
+    await until(lambda: allows(client, request), f"{user} has the right {rule}")
 
 
 async def allows(client: ApiClient, request: Obj) -> bool:

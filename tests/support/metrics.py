@@ -44,7 +44,7 @@ async def bind(client: ApiClient, name: str) -> None:
     subject = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
     role = {"apiGroup": RBAC, "kind": "ClusterRole", "name": READER}
     await client.create(BINDINGS, {"metadata": {"name": name}, "subjects": [subject], "roleRef": role})
-    await until(lambda: may_read(client, name), f"{name} may not read metrics")
+    await until(lambda: may_read(client, name), f"{name} may read metrics")
 
 
 async def unbind(client: ApiClient, name: str) -> None:
@@ -54,7 +54,7 @@ async def unbind(client: ApiClient, name: str) -> None:
     async def is_refused() -> bool:
         return not await may_read(client, name)
 
-    await until(is_refused, f"{name} may still read metrics")
+    await until(is_refused, f"{name} may no longer read metrics")
 
 
 async def may_read(client: ApiClient, name: str) -> bool:

@@ -72,7 +72,7 @@ class Simulation:
             listed = (await self.client.list(resource, namespace, metadata_only=True))["items"]
             return _versions(listed) == _versions(informer.store)
 
-        await until(is_current, f"the simulator has not heard of {resource}")
+        await until(is_current, f"the simulator has heard of {resource}")
 
     async def addresses(self, name: str) -> list[str]:
         """Addresses that the guest agent reports, once it does."""

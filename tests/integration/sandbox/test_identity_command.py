@@ -86,7 +86,7 @@ async def test_each_call_issues_a_new_token_that_expires(server: ApiServer, tmp_
             return False
         return True
 
-    await until(may_read, "the account may not read the namespace")
+    await until(may_read, "the account may read the namespace")
     await account.close()
 
 

@@ -52,7 +52,7 @@ async def until_read(webhook: Server, name: str, reads: float) -> None:
     async def is_read() -> bool:
         return await reads_of(webhook, name) > reads
 
-    await until(is_read, f"{name} is not read")
+    await until(is_read, f"{name} is read")
 
 
 @pytest.mark.parametrize("name", BOTH)
