@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _SYNC_ANNOTATION = "caphv.io/note-to-holder"
 _MAX_SYNC_ATTEMPTS = 5
+_MAX_RELEASE_ATTEMPTS = 3
 # Two requests fit into the deadline of a renewal.
 _REQUEST_SECONDS = 4.0
 
@@ -152,22 +153,27 @@ class LeaderElection:
     async def release(self) -> None:
         """Release the lease, so that the next process need not wait until it expires."""
         metrics.LEADER.set(0)
-        # Read the lease again, because the answer to a renewal may have been lost when `hold` was
-        # cancelled.
-        await self._reread()
-        if self._lease is None or not self._is_holder():
-            return
+        for attempt in range(1, _MAX_RELEASE_ATTEMPTS + 1):
+            # Read the lease again, because the answer to a renewal may have been lost when `hold`
+            # was cancelled.
+            await self._reread()
+            if self._lease is None or not self._is_holder():
+                return
 
-        spec = {
-            **_spec(self._lease),
-            "holderIdentity": "",
-            "leaseDurationSeconds": 1,
-            "renewTime": _now(),
-        }
-        try:
-            await self._client.replace(LEASES, {**self._lease, "spec": spec})
-        except RequestError as error:
-            log.warning("lease %s/%s not released: %s", self._namespace, self._name, error)
+            spec = {
+                **_spec(self._lease),
+                "holderIdentity": "",
+                "leaseDurationSeconds": 1,
+                "renewTime": _now(),
+            }
+            try:
+                await self._client.replace(LEASES, {**self._lease, "spec": spec})
+                return
+            except RequestError as error:
+                # A Conflict means that the cancelled renewal, or a sync request, arrived late.
+                if not isinstance(error, Conflict) or attempt == _MAX_RELEASE_ATTEMPTS:
+                    log.warning("lease %s/%s not released: %s", self._namespace, self._name, error)
+                    return
 
     async def _attempt(self) -> bool:
         """Acquire or renew the lease, and return whether this process now holds it."""

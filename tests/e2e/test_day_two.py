@@ -66,8 +66,8 @@ async def test_a_cluster_is_scaled_and_upgraded_while_the_command_waits(box: San
         assert result.exit_code == 0, result.output
         assert "addresses: free addresses in IPPool" in result.output
         assert "capacity: hosts have room for 1 more VM" in result.output
-        assert len(scenario.view.workers()) == 2
         await until(lambda: len(scenario.view.running()) == 3, "the view has all machines of the command")
+        assert len(scenario.view.workers()) == 2
 
         result = await caphv(box, "etcd", "members", ref)
         assert (result.exit_code, "healthy" in result.output) == (0, True), result.output
@@ -76,10 +76,15 @@ async def test_a_cluster_is_scaled_and_upgraded_while_the_command_waits(box: San
         result = await caphv(box, *words, "--yes", "--wait", "--timeout", "5m")
         assert result.exit_code == 0, result.output
         assert f"3 of 3 machines run {LATER_VERSION}" in result.output
-        assert {machine["spec"]["version"] for machine in scenario.view.machines.store} == {LATER_VERSION}
-        assert len(scenario.view.running()) == 3
+        await until(lambda: runs(scenario, LATER_VERSION, 3), "the view has the new machines of the command")
         result = await caphv(box, *words, "--yes", "--wait", "--timeout", "1m")
         assert (result.exit_code, "Nothing to change" in result.output) == (0, True), result.output
+
+
+def runs(scenario: Scenario, version: str, machines: int) -> bool:
+    """Whether so many machines run, and all have this version."""
+    versions = {machine["spec"]["version"] for machine in scenario.view.machines.store}
+    return versions == {version} and len(scenario.view.running()) == machines
 
 
 # What a person changes in the manifests of a cluster, in this order. Each change stays for those that follow.

@@ -107,7 +107,9 @@ async def live(management: ApiServer, helm: Helm) -> None:
         assert columns(upgraded)
         assert uid_of(upgraded) == uid_of(before)
 
-        # Nothing serves webhooks here, and our templates have to get in.
+        # Nothing serves webhooks here, and our templates have to get in. API servers call webhooks for a moment after
+        # their configuration is deleted.
+        helm.install("webhooks.enabled=false")
         classes = ("webhooks.enabled=false", "clusterClasses.namespaces={default}")
         helm.install(*classes)
         found = await client.get(CLASSES, "harvester-rke2", "default")

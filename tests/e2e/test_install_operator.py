@@ -111,7 +111,9 @@ def options(ports: Ports) -> list[str]:
 async def test_operator_installs_upgrades_and_removes_the_provider(server: ApiServer) -> None:
     async with server.client() as client, deployments_available(client):
         await install_core(client)
-        await manifests.apply(client, [files_of(VERSION), files_of(NEXT), variables(), provider(VERSION)])
+        # The operator retries seldom where it lacks something.
+        await manifests.apply(client, [files_of(VERSION), files_of(NEXT), variables()])
+        await manifests.apply(client, [provider(VERSION)])
         await check_installed(client, VERSION)
         kind = uid_of(await client.get(CRDS, CRD))
 
@@ -191,7 +193,8 @@ async def install_core(client: ApiClient) -> None:
     deployment["spec"] = {"selector": {"matchLabels": labels}, "template": pod}
     components = yaml.safe_dump_all([namespace(core.NAMESPACE), deployment])
     files = config_map("core", core.NAMESPACE, CORE, yaml.safe_dump(metadata).encode(), components.encode())
-    await manifests.apply(client, [files, core_provider()])
+    await manifests.apply(client, [files])
+    await manifests.apply(client, [core_provider()])
     await until(lambda: has(client, CORE_PROVIDERS, "cluster-api", core.NAMESPACE, "Ready"), "the core is ready")
 
 

@@ -135,8 +135,8 @@ async def provider(management: ApiServer, checkout: Path, prefix: Path, folder: 
                 assert "FileNotFoundError" in pod.run(program, "--version"), program
             secret = await client.get(SECRETS, "caphv-webhook-self-signed", NAMESPACE)
             await until(lambda: has_authority(client, secret["data"]["ca.crt"]), "API servers know the CA")
-            await scraped(pod, client, checkout, secret)
             await until(lambda: leads(client, "1e1658d6.cluster.x-k8s.io"), "it has the lease")
+            await scraped(pod, client, checkout, secret)
             assert capabilities(process.pid) == 0
         finally:
             await children.end(process, grace=pod.spec["terminationGracePeriodSeconds"])

@@ -46,7 +46,7 @@ async def the_whole_cluster_can_be_moved(box: Sandbox) -> None:
         done = await asyncio.to_thread(subprocess.run, command, env={**os.environ, **variables}, capture_output=True)
         return done.returncode == 0
 
-    await until(moved)
+    await until(moved, "clusterctl can move the cluster", seconds=180)
     kinds = sorted(path.name.partition("_")[0] for path in folder.iterdir())
     assert kinds.count("HarvesterMachine") == kinds.count("Machine") == 3, kinds
     assert {"Cluster", "HarvesterCluster", "RKE2ControlPlane", "MachineDeployment", "Secret"} <= set(kinds), kinds
@@ -83,7 +83,7 @@ async def scenario(box: Sandbox, objects: list[Obj]) -> None:
     await until(machines_are_ready, seconds=180)
     await the_whole_cluster_can_be_moved(box)
     await management.delete(CLUSTERS, "first", NAMESPACE)
-    await until(cluster_is_deleted)
+    await until(cluster_is_deleted, "the cluster is deleted", seconds=180)
     for resource in (VMS, PERSISTENT_VOLUME_CLAIMS, SERVICES, SECRETS):
         assert (await harvester.list(resource, NAMESPACE))["items"] == []
     for client in clients:

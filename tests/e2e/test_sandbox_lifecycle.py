@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -24,6 +23,7 @@ from sandbox.processes import binaries, children
 from sandbox.processes.apiserver import ApiServer, Etcd
 from sandbox.restart import process_record
 from sandbox.state import SandboxSettings, State
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -117,10 +117,11 @@ async def faults_by_command_affect_all_clients_but_the_simulation(box: Sandbox) 
     for command, expected in ((["forbidden"], False), (["clear"], True)):
         words = ["fault", "--dir", str(box.folder), *command]
         await asyncio.to_thread(CliRunner().invoke, sandbox, words, catch_exceptions=False)
-        deadline = time.monotonic() + 5
-        while await allowed(identity) is not expected:
-            assert time.monotonic() < deadline, command
-            await asyncio.sleep(0.05)
+
+        async def is_in_effect(expected: bool = expected) -> bool:
+            return await allowed(identity) is expected
+
+        await until(is_in_effect, f"{command} has an effect")
         assert await allowed(administrator) is expected
         assert await allowed(direct)
     for client in (identity, administrator, direct):

@@ -19,7 +19,7 @@ from sandbox.processes.apiserver import ApiServer
 from tests.support.openapi import example_object, without_rules
 from tests.support.predecessor import crds
 from tests.support.reconciler.machines import machine_spec
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.integration
 
@@ -58,7 +58,8 @@ async def cleared(server: ApiServer) -> None:
                 # Objects are deleted with their CRD, if the API server can read them.
                 await client.patch(CUSTOM_RESOURCE_DEFINITIONS, name, "", crds.WITHOUT_WEBHOOK)
                 await client.delete(CUSTOM_RESOURCE_DEFINITIONS, name)
-        await until(lambda: gone(client, names), "the CRDs are deleted")
+        # kube-apiserver's finalizer of CRDs begins again after a minute, if it still finds objects.
+        await until(lambda: gone(client, names), "the CRDs are deleted", seconds=3 * PATIENCE)
 
 
 async def gone(client: ApiClient, names: list[str]) -> bool:

@@ -11,7 +11,9 @@ import aiohttp
 from caphv.api.object import Obj, Resource
 from caphv.runtime.client import ApiClient
 from sandbox import manifests
+from tests.support.authorization import allows
 from tests.support.paths import CHECKOUT
+from tests.support.waiting import until
 
 ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 
@@ -38,9 +40,27 @@ async def token(client: ApiClient, name: str, *audiences: str) -> str:
 
 
 async def bind(client: ApiClient, name: str) -> None:
+    """Let a ServiceAccount read metrics. A process remembers a refusal, so that none may ask before."""
     subject = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
     role = {"apiGroup": RBAC, "kind": "ClusterRole", "name": READER}
     await client.create(BINDINGS, {"metadata": {"name": name}, "subjects": [subject], "roleRef": role})
+    await until(lambda: may_read(client, name), f"{name} may read metrics")
+
+
+async def unbind(client: ApiClient, name: str) -> None:
+    """Take the right back."""
+    await client.delete(BINDINGS, name)
+
+    async def is_refused() -> bool:
+        return not await may_read(client, name)
+
+    await until(is_refused, f"{name} may no longer read metrics")
+
+
+async def may_read(client: ApiClient, name: str) -> bool:
+    """Whether a ServiceAccount may read metrics."""
+    account = f"system:serviceaccount:default:{name}"
+    return await allows(client, {"user": account, "nonResourceAttributes": {"path": "/metrics", "verb": "get"}})
 
 
 async def scrape(port: int, bearer: str = "", tls: ssl.SSLContext | None = None) -> tuple[int, str]:

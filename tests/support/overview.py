@@ -63,7 +63,8 @@ class Management:
         work()
         with self.server.audit_log.open("rb") as file:
             file.seek(since)
-            events = [json.loads(line) for line in file]
+            # The server may be writing the last line, of the end of a watch.
+            events = [json.loads(line) for line in file if line.endswith(b"\n")]
         return [
             f"{event['verb']} {(event.get('objectRef') or {}).get('resource', '')}"
             for event in events

@@ -118,7 +118,7 @@ class Caphv:
 
     async def get(self, port: int, path: str) -> tuple[int, str]:
         """Status and body of what it answers."""
-        timeout = aiohttp.ClientTimeout(total=5)
+        timeout = aiohttp.ClientTimeout(total=30)
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
             session.get(f"http://127.0.0.1:{port}/{path}") as answer,

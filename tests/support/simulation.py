@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from weakref import WeakSet
 import pytest
 import yaml
 
-from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource
+from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
@@ -23,6 +22,7 @@ from sandbox import simulate
 from sandbox.guest.join import CA_FILES, JOIN_FILE
 from sandbox.harvester import kinds
 from sandbox.harvester.config import SimulatorConfig
+from sandbox.harvester.informers import Informers
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ApiServer
 from sandbox.simulate import Simulator
@@ -35,11 +35,13 @@ _WITH_CRDS: WeakSet[ApiServer] = WeakSet()
 
 @dataclass(frozen=True)
 class Simulation:
-    """A running simulator; `namespace` is the test's own."""
+    """A running simulator with its caches; `namespace` is the test's own."""
 
     client: ApiClient
     world: SimulatorConfig
     namespace: str
+    # Those of the simulator that runs are the last ones.
+    informers: list[Informers]
     # End the simulator and start another one, as a sandbox that is started again.
     restart: Callable[[], Awaitable[None]]
 
@@ -63,7 +65,17 @@ class Simulation:
         """Limit a resource of the namespace by ResourceQuota `small`."""
         quota = {"metadata": {"name": "small", "namespace": self.namespace}, "spec": {"hard": {resource: hard}}}
         await self.client.create(kinds.RESOURCE_QUOTAS, quota)
-        await asyncio.sleep(0.3)  # the simulator hears of the quota by a watch
+        await self.heard(kinds.RESOURCE_QUOTAS)
+
+    async def heard(self, resource: Resource, namespace: str = "") -> None:
+        """Wait until the simulator, whose webhooks read its caches, has the objects of a kind as they are now."""
+        (informer,) = (each for each in self.informers[-1].informers if each.resource == resource)
+
+        async def is_current() -> bool:
+            listed = (await self.client.list(resource, namespace, metadata_only=True))["items"]
+            return _versions(listed) == _versions(informer.store)
+
+        await until(is_current, f"the simulator has heard of {resource}")
 
     async def addresses(self, name: str) -> list[str]:
         """Addresses that the guest agent reports, once it does."""
@@ -121,10 +133,16 @@ async def simulation(
     world = replace(SimulatorConfig.from_settings(place.network), **{**QUICK, **settings})
     access = parse_kubeconfig(pki.to_yaml(place.server.kubeconfig()))
     async with place.server.client() as client, AsyncExitStack() as stack:
+        informers: list[Informers] = []
+
+        def noted(client: ApiClient) -> Informers:
+            informers.append(Informers(client))
+            return informers[-1]
 
         async def restart() -> None:
             await stack.aclose()
             with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(simulate, "Informers", noted)
                 # Applying the CRDs of Harvester again takes 0.2 s of CPU time, and nothing here changes them.
                 if place.server in _WITH_CRDS:
                     patch.setattr(simulate, "define", AsyncMock())
@@ -134,10 +152,15 @@ async def simulation(
 
         await restart()
         await client.create(NAMESPACES, {"metadata": {"name": namespace}})
-        simulated = Simulation(client, world, namespace, restart)
+        simulated = Simulation(client, world, namespace, informers, restart)
         yield simulated
         await client.delete(NAMESPACES, namespace)
         await simulated.until_gone(NAMESPACES, namespace)
+
+
+def _versions(objs: Iterable[Obj]) -> dict[str, str]:
+    """The resource versions of objects by uid."""
+    return {uid_of(obj): obj["metadata"]["resourceVersion"] for obj in objs}
 
 
 def virtual_machine(

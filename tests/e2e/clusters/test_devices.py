@@ -52,7 +52,7 @@ async def test_fourth_machine_waits_for_one_of_three_devices_and_takes_the_first
         await scenario.management.patch(MACHINES, freed["metadata"]["name"], NAME, marked)
         await caphv(box, "scale", f"{NAME}/{NAME}", "--workers", "3", "--yes")
         await until(lambda: scenario.view.instances.get(NAME, vm) is None, "a device is free", 60)
-        await until(lambda: host_of(scenario, waits), "the waiting machine takes it", 3)
+        await until(lambda: host_of(scenario, waits), "the waiting machine takes it", 20)
         await scenario.scale(1, 3)
         assert sorted(used_hosts(scenario)) == ["harvester-1", "harvester-1", "harvester-2"]
         await scenario.delete()

@@ -79,7 +79,7 @@ async def test_a_deleted_cluster_takes_what_its_guest_created_and_nothing_else(b
         await delete(second)
         # The Events of the first may have been lost with a provider that was killed.
         expected = {"GuestVolumeDeleted", "GuestVolumesKept", "GuestLoadBalancerDeleted"}
-        assert expected <= await reasons(second)
+        await until(lambda: has_events(second, expected), f"the deletion has Events {expected}")
         assert ("GuestVolumesNotLearnt" in await reasons(second)) is whole
         await check_remains(second)
         await clean_up(first, second)
@@ -228,6 +228,10 @@ async def holders(scenario: Scenario) -> set[str]:
 async def names(scenario: Scenario, resource: Resource, among: set[str]) -> set[str]:
     listed = await scenario.harvester.list(resource, TARGET)
     return {obj["metadata"]["name"] for obj in listed["items"]} & among
+
+
+async def has_events(scenario: Scenario, expected: set[str]) -> bool:
+    return expected <= await reasons(scenario)
 
 
 async def reasons(scenario: Scenario) -> set[str]:

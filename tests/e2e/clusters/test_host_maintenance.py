@@ -48,7 +48,7 @@ async def test_three_hosts_are_maintained_without_a_restart_or_a_new_machine(box
             if host == HOSTS[1]:
                 await box.restart("provider")
             await until(lambda host=host: completed(scenario, host), f"{host} is empty")
-            assert host not in {instance["status"]["nodeName"] for instance in scenario.view.instances.store}
+            await until(lambda host=host: is_empty(scenario, host), f"the view shows that {host} is empty")
             await until(lambda: zones_follow(scenario, workload), "the Nodes have the zones of their hosts")
             await faults.clear()
             await asyncio.sleep(1)

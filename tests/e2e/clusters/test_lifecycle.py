@@ -21,6 +21,7 @@ from tests.support.addons.fleet import FleetCluster
 from tests.support.addons.helm import Helm
 from tests.support.e2e import SHORT_AND_WHOLE, services_of_the_guest_get_addresses
 from tests.support.packager.repositories import Origin
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -48,6 +49,10 @@ async def events(scenario: Scenario) -> set[tuple[str, str, str]]:
     return {
         (event["involvedObject"]["kind"], event["type"], event["reason"]) for event in await provider_events(scenario)
     }
+
+
+async def has_event(scenario: Scenario, reason: str) -> bool:
+    return any(event["reason"] == reason for event in await provider_events(scenario))
 
 
 async def warnings(scenario: Scenario) -> list[str]:
@@ -115,6 +120,8 @@ async def test_cluster_over_three_zones_and_two_pools_from_creation_to_the_last_
         await scenario.delete()
         assert {(step.failed, bool(step.outcome)) for step in scenario.view.steps} == {(False, True)}
         assert await scenario.leftovers() == []
+        # The last one is written after the objects are deleted.
+        await until(lambda: has_event(scenario, "InfrastructureDeleted"), "the deletion has an Event")
         recorded = await events(scenario)
         the_loss_alone_is_warned_of(recorded)
         assert {reason for _, kind, reason in recorded if kind == "Normal"} >= {
@@ -122,7 +129,6 @@ async def test_cluster_over_three_zones_and_two_pools_from_creation_to_the_last_
             "InfrastructureReady",
             "LoadBalancerCreated",
             "VMCreated",
-            "InfrastructureDeleted",
         }
 
 

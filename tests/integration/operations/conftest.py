@@ -13,6 +13,7 @@ from caphv.api.object import Obj, Resource
 from caphv.runtime.errors import AlreadyExists
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
+from tests.support.authorization import until_allowed
 from tests.support.e2e import crd
 from tests.support.overview import _CONTROL_PLANE, _CORE, KINDS, Management
 
@@ -55,6 +56,7 @@ def grant(management: Management) -> Callable[[str, str, list[Obj]], None]:
                     await client.create(bindings, {"metadata": metadata, "roleRef": role, "subjects": [subject]})
                 except AlreadyExists:
                     pass
+                await until_allowed(client, user, rules[0], namespace)
 
         asyncio.run(write())
 

@@ -14,6 +14,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Unreachable
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
+from tests.support.authorization import until_allowed
 from tests.support.backup import whole_cluster
 from tests.support.backupserver import definitions, everything, interrupted_while_the_pause_ends, load
 from tests.support.overview import Management
@@ -225,10 +226,11 @@ def test_what_may_not_be_read_is_named(
     old, _ = sides
 
     async def grant() -> None:
-        group, admin = "rbac.authorization.k8s.io", {"apiGroups": ["*"], "verbs": ["get", "list"]}
+        group = "rbac.authorization.k8s.io"
+        rule = {"apiGroups": ["*"], "verbs": ["get", "list"], "resources": ["clusters", "machines", "clusterclasses"]}
         async with old.server.client() as client:
             for kind, obj in (
-                ("ClusterRole", {"rules": [{**admin, "resources": ["clusters", "machines", "clusterclasses"]}]}),
+                ("ClusterRole", {"rules": [rule]}),
                 (
                     "ClusterRoleBinding",
                     {
@@ -239,6 +241,7 @@ def test_what_may_not_be_read_is_named(
             ):
                 resource = Resource(group, "v1", f"{kind.lower()}s", kind, namespaced=False)
                 await client.create(resource, {"metadata": {"name": "reader"}, **obj})
+            await until_allowed(client, "reader", rule)
 
     asyncio.run(grant())
     result = old.caphv("backup", "team/shop", str(tmp_path / "b"), "--unencrypted", user="reader")

@@ -21,6 +21,7 @@ from operations.backup.reading import kinds_to_copy
 from sandbox import manifests
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ApiServer, private_file
+from tests.support.authorization import until_allowed
 from tests.support.backup import shared_template, whole_cluster
 from tests.support.backupserver import KINDS, definitions, everything, interrupted_while_the_pause_ends, load
 from tests.support.overview import Management
@@ -211,6 +212,7 @@ def test_force_does_not_override_the_unknown_uid_of_a_management_cluster(sides: 
             metadata, ref = {"name": "mover"}, {"apiGroup": group, "kind": "ClusterRole", "name": "mover"}
             await client.create(CLUSTER_ROLES, {"metadata": metadata, "rules": rules})
             await client.create(CLUSTER_ROLE_BINDINGS, {"metadata": metadata, "roleRef": ref, "subjects": subjects})
+            await until_allowed(client, "mover", secrets)
 
     asyncio.run(grant())
     result = sides.move("team/nameless", "--force", user="mover")

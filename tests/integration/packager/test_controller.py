@@ -245,10 +245,13 @@ async def test_killed_at_any_moment_it_comes_to_the_same_tree(case: Case) -> Non
     await packager.start()
     for number in range(3):
         await case.until_condition(f"c{number}", "True")
+    # Conditions may be of a process before, and so of an earlier commit.
+    setting = f"clusters/{case.namespace}/c0/cni/helmchartconfig.yaml"
+    await until(lambda: "1302" in case.origin.files()[setting], "the last change is committed")
+    await packager.stop()
     tree = case.origin.tree()
     shutil.rmtree(case.origin.folder)
     calm = Origin.make(case.origin.folder)
-    await packager.stop()
     await case.running()
     await case.until_count(1)
     assert calm.tree() == tree, "as if it had never been killed"

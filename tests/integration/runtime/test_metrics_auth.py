@@ -14,7 +14,7 @@ from sandbox import manifests
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ApiServer, private_file
 from sandbox.processes.children import free_ports
-from tests.support.metrics import ACCOUNTS, BINDINGS, bind, roles, scrape, token
+from tests.support.metrics import ACCOUNTS, bind, roles, scrape, token, unbind
 from tests.support.reconciler.environment import core_crds
 from tests.support.webhooks import Server, install_crds, write_certificate
 
@@ -36,7 +36,7 @@ async def test_metrics_are_for_accounts_with_the_shipped_role(api_server: ApiSer
         status, text = await scrape(port, await token(client, "prometheus"))
         assert (status, "caphv_leader" in text) == (200, True)
         await client.delete(ACCOUNTS, "prometheus", "default")
-        await client.delete(BINDINGS, "prometheus")
+        await unbind(client, "prometheus")
         assert (await scrape(port, await token(client, "prometheus")))[0] == 403
         stop.set()
         await process

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from caphv.api.object import CLUSTER_ROLE_BINDINGS, NAMESPACES, ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Key
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import NotFound
+from caphv.runtime.errors import Forbidden, NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from commands.identity import identity
 from reconciler.harvester.accountobjects import token_secret
@@ -23,6 +23,7 @@ from sandbox import rights
 from sandbox.manifests import apply
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ApiServer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -76,7 +77,16 @@ async def test_each_call_issues_a_new_token_that_expires(server: ApiServer, tmp_
     async with server.client() as client:
         assert (await client.list(SECRETS, "caphv-system"))["items"] == []
     account = parse_kubeconfig(found[1].encode()).client(name="account")
-    assert await account.get(NAMESPACES, "kube-system")
+
+    async def may_read() -> bool:
+        # The API server hears of new bindings a moment later.
+        try:
+            await account.get(NAMESPACES, "kube-system")
+        except Forbidden:
+            return False
+        return True
+
+    await until(may_read, "the account may read the namespace")
     await account.close()
 
 

@@ -27,6 +27,8 @@ ADDRESS = "127.0.0.211"
 SETTINGS = kubevip.KubeVip(ADDRESS, "", "plndr-cp-lock", Timing(5.0, 3.0, 1.0))
 RECORDS = {record.name: record for record in observed.records("kube-vip-kube-vip/takeover.yaml")}
 _PATIENCE = 20.0
+# How much longer than the real program's a takeover may last on a busy machine.
+_BUSY_SECONDS = 6.0
 
 
 class Two:
@@ -84,7 +86,7 @@ async def test_guest_that_is_destroyed_loses_the_address_to_another(
         assert guests.holders == set()
         await until(lambda: guests.holders == {"node-b"}, "the other has the address", _PATIENCE)
         took = time.monotonic() - destroyed
-        assert SETTINGS.timing.deadline < took < max(record.outcome["seconds"]) + 2.0
+        assert SETTINGS.timing.deadline < took < max(record.outcome["seconds"]) + _BUSY_SECONDS
 
         lease = await guests.lease()
         transitions = lease["leaseTransitions"] - before["leaseTransitions"]
@@ -102,4 +104,4 @@ async def test_guest_without_an_api_server_gives_the_address_up(
         await server.stop()
         stopped = time.monotonic()
         await until(lambda: not guests.holders, "the holder gives the address up", _PATIENCE)
-        assert time.monotonic() - stopped < max(record.outcome["seconds"]) + 2.0
+        assert time.monotonic() - stopped < max(record.outcome["seconds"]) + _BUSY_SECONDS

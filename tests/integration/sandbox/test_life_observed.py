@@ -133,10 +133,16 @@ async def test_agent_is_silent_after_a_migration_and_a_reboot(place: Place) -> N
             async with words(sim) as (_, instances):
                 await until(lambda: instances)
                 await act(sim.client, "silent/one")
-                await until(lambda: not _addresses(instances[-1]), "the agent's addresses are absent")
-                assert {entry["infoSource"] for entry in instances[-1]["status"]["interfaces"]} == {"domain"}
-                assert instances[-1]["status"]["phase"] == "Running"
+                # On a busy machine the agent may answer again before anyone looks.
+                silent = await until(lambda: _silent(instances), "the agent's addresses are absent")
+                assert {entry["infoSource"] for entry in silent["status"]["interfaces"]} == {"domain"}
+                assert silent["status"]["phase"] == "Running"
                 await until(lambda: _addresses(instances[-1]) == before, "the agent answers again")
+
+
+def _silent(states: list[Obj]) -> Obj | None:
+    """The first state of an instance without addresses."""
+    return next((vmi for vmi in states if not _addresses(vmi)), None)
 
 
 def _addresses(vmi: Obj) -> list[str]:

@@ -51,7 +51,7 @@ async def test_address_is_taken_over(place: Place, release: str, seen: list[Reco
     for record in seen:
         async with replay(place, release) as running:
             await running.create_pool(record.input["allocated"], record.input["history"])
-            await asyncio.sleep(0.2)
+            await running.sim.heard(kinds.IP_POOLS)
             if record.input["placeholder"]:
                 await running.create_placeholder("pool-11")
             before = await running.state()
@@ -72,7 +72,7 @@ async def test_address_is_taken_over(place: Place, release: str, seen: list[Reco
 async def test_life_of_a_load_balancer(place: Place, release: str, seen: list[Record], ipam: str) -> None:
     async with replay(place, release) as running:
         await running.create_pool({}, {})
-        await asyncio.sleep(0.2)
+        await running.sim.heard(kinds.IP_POOLS)
         steps: dict[str, Callable[[], Any]] = {
             "created without backends": lambda: running.create_balancer(ipam),
             "instance without address": lambda: running.create_instance("one"),
@@ -103,6 +103,7 @@ async def test_life_of_a_load_balancer(place: Place, release: str, seen: list[Re
                 assert time.monotonic() - began > 2 * SCALE * 0.9
 
 
+@pytest.mark.timing
 async def test_upgrade_of_a_single_machine_loses_its_endpoint_for_one_period(place: Place) -> None:
     """The old machine leaves at the moment in which the new one answers: the worst case."""
     spec = load_balancer_spec({"loadBalancerConfig": {"ipamType": "dhcp"}}, {})

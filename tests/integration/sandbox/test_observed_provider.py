@@ -108,7 +108,7 @@ class Provider:
 async def test_load_balancer_of_a_cluster(place: Place, release: str, seen: list[Record], mode: str) -> None:
     async with replay(place, release) as running:
         await running.create_pool({}, {})
-        await asyncio.sleep(0.2)
+        await running.sim.heard(kinds.IP_POOLS)
         provider = Provider(running, mode)
         await running.create_instance("one", {name: values[0] for name, values in SELECTOR.items()})
         await running.report_address("one", "guest-1")

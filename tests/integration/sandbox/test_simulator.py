@@ -157,7 +157,7 @@ async def test_new_vm_over_a_quota_is_halted_and_starts_when_asked_after_it_was_
         await sim.client.patch(
             kinds.RESOURCE_QUOTAS, "small", namespace, {"spec": {"hard": {f"limits.{name}": enough}}}
         )
-        await asyncio.sleep(0.3)  # the simulator hears of the quota by a watch
+        await sim.heard(kinds.RESOURCE_QUOTAS)
         assert (await sim.client.get(kinds.VIRTUAL_MACHINES, "two", namespace))["spec"]["runStrategy"] == "Halted"
         await sim.client.patch(kinds.VIRTUAL_MACHINES, "two", namespace, start)
         await sim.until(kinds.INSTANCES, "two", lambda vmi: vmi["status"]["phase"] == "Running")
@@ -170,7 +170,7 @@ async def test_bare_network_is_refused(place: Place) -> None:
     async with simulation(place, "bare-network") as sim:
         network = await sim.client.get(kinds.NETWORKS, "production", "default")
         await sim.client.create(kinds.NETWORKS, {**network, "metadata": {"name": "own", "namespace": "bare-network"}})
-        await asyncio.sleep(0.3)  # the simulator hears of the network by a watch
+        await sim.heard(kinds.NETWORKS)
         vm = virtual_machine("bare-network", "one", network_name="own")
         with pytest.raises(Invalid, match="network own not found"):
             await sim.client.create(kinds.VIRTUAL_MACHINES, vm)
@@ -212,7 +212,7 @@ async def test_vm_whose_volume_another_vm_has_takes_no_update_and_stays_when_it_
             await sim.create_vm(name)
             await sim.addresses(name)
         await harvesterui.hot_plug_twice(sim.client, "occupied", "shared", "one", "two")
-        await asyncio.sleep(0.3)  # the simulator hears of the VMs by a watch
+        await sim.heard(kinds.VIRTUAL_MACHINES)
         with pytest.raises(Invalid, match="the volume shared is already used by VM occupied/two") as refused:
             await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "occupied", {"metadata": {"annotations": {"a": "b"}}})
         assert (refused.value.status, refused.value.reason) == (422, "Invalid")
@@ -234,10 +234,10 @@ async def test_network_of_a_vm_is_checked_with_each_update_until_it_is_deleted(p
     async with simulation(place, "no-network") as sim:
         found = await sim.client.get(kinds.NETWORKS, "production", "default")
         await sim.client.create(kinds.NETWORKS, {**found, "metadata": {"name": "own", "namespace": "default"}})
-        await asyncio.sleep(0.3)  # the simulator hears of the network by a watch
+        await sim.heard(kinds.NETWORKS)
         await sim.create_vm("one", network_name="default/own")
         await sim.client.delete(kinds.NETWORKS, "own", "default")
-        await asyncio.sleep(0.3)
+        await sim.heard(kinds.NETWORKS)
         patch = {"metadata": {"annotations": {"a": "b"}}}
         with pytest.raises(Invalid, match="network default/own not found"):
             await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "no-network", patch)

@@ -40,14 +40,30 @@ async def restored(client: ApiClient, name: str, before: Obj) -> Obj:
     return now
 
 
+async def reads_of(webhook: Server, name: str) -> float:
+    """How often a server has read a configuration, which it does after each change."""
+    labels = {"server": "management", "verb": "get", "resource": str(BOTH[name]), "code": "200"}
+    return await webhook.value("caphv_api_requests_total", **labels) or 0
+
+
+async def until_read(webhook: Server, name: str, reads: float) -> None:
+    """Wait until a server has read a configuration again."""
+
+    async def is_read() -> bool:
+        return await reads_of(webhook, name) > reads
+
+    await until(is_read, f"{name} is read")
+
+
 @pytest.mark.parametrize("name", BOTH)
 async def test_a_deleted_configuration_comes_back_as_it_was(name: str, management: ApiServer, webhook: Server) -> None:
     where = BOTH[name]
     async with management.client() as client:
         await until(lambda: validated(client, "back"), "objects are validated")
         change = {"metadata": {"annotations": {"example.com/mine": "yes"}}}
+        reads = await reads_of(webhook, name)
         before = await client.patch(where, name, "", change)
-        await asyncio.sleep(1.5)  # it is read again when it changes
+        await until_read(webhook, name, reads)
         await client.delete(where, name)
         now = await restored(client, name, before)
         assert now["webhooks"] == before["webhooks"]
@@ -63,8 +79,10 @@ async def test_a_bundle_of_cert_manager_is_kept(management: ApiServer, webhook: 
         found["metadata"]["annotations"] = {INJECT_ANNOTATION: "caphv-system/caphv-webhook"}
         for entry in found["webhooks"]:
             entry["clientConfig"]["caBundle"] = other
+        reads = await reads_of(webhook, name)
         before = await client.replace(kind, found)
-        await asyncio.sleep(1.5)
+        await until_read(webhook, name, reads)
+        await asyncio.sleep(1)
         assert (await client.get(kind, name))["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
         await client.delete(kind, name)
         now = await restored(client, name, before)
@@ -118,7 +136,8 @@ async def test_a_new_authority_reaches_the_configuration(management: ApiServer, 
                 ]
 
             await until(follows, "the bundle has the new and the old CA")
-        assert await validated(client, "authority")
+        # The API server hears of the configurations a moment later.
+        await until(lambda: settled(client, "authority"), "objects are validated")
 
 
 async def test_two_replicas_serve_without_a_leader_and_neither_fights(
@@ -208,7 +227,7 @@ async def test_the_provider_serves_them_in_a_process_of_its_own(
                 return bool(children) and children[0].pid != child.pid and await provider.ready()
 
             await until(another, "another one takes its place")
-            assert await validated(client, "next")
+            await until(lambda: settled(client, "next"), "the other one validates")
             (child,) = psutil.Process(process.pid).children()
             await provider.stop()
             assert not child.is_running()

@@ -28,13 +28,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from sandbox.processes import children
+
 LOCALHOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((LOCALHOST, 0))
-        return int(sock.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -53,7 +49,8 @@ def running(server: BaseServer) -> Iterator[None]:
 @contextlib.contextmanager
 def git_daemon(folder: Path) -> Iterator[str]:
     """Serve all repositories of a folder, for everybody to read and write; gives the URL of the folder."""
-    port = free_port()
+    # None that the kernel may give to a connection before Git listens.
+    (port,) = children.free_ports(1)
     options = [f"--listen={LOCALHOST}", f"--port={port}", f"--base-path={folder}", "--export-all", "--reuseaddr"]
     process = subprocess.Popen(
         ["git", "daemon", *options, "--enable=receive-pack", "--max-connections=0", str(folder)],

@@ -47,6 +47,9 @@ class Origin:
     def make(cls, folder: Path) -> Origin:
         folder.mkdir(parents=True)
         git(folder, "init", "--quiet", "--bare", "--initial-branch=main")
+        with (folder / "config").open("a") as config:
+            # Since 2.47, Git's maintenance continues in the background after a push has ended.
+            config.write("[receive]\n\tautogc = false\n")
         return cls(folder)
 
     @property

@@ -168,6 +168,21 @@ async def test_release_works_even_when_the_answer_to_the_last_renewal_was_lost()
     assert server.holder == ""
 
 
+async def test_release_is_repeated_when_the_lease_is_written_at_the_same_moment() -> None:
+    """A renewal that was cancelled, or a sync request of another process, arrives between its read and its write."""
+    server = LeaseServer()
+    wire = Wire(server)
+    elected = contender(wire, "a")
+    await elected.acquire()
+    wire.there = 1.0
+    releasing = asyncio.create_task(elected.release())
+    await asyncio.sleep(1.5)
+    assert server.lease
+    server.write(server.lease)
+    await releasing
+    assert server.holder == ""
+
+
 async def test_release_leaves_the_lease_of_another_alone() -> None:
     server = LeaseServer()
     elected = contender(Wire(server), "a")
