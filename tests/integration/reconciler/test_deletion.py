@@ -122,6 +122,7 @@ async def test_volumes_of_users_and_of_the_csi_driver_outlive_the_machine(case: 
     assert all(name in vm["metadata"]["annotations"][kinds.CLAIM_TEMPLATES] for name in (added, hot_plugged, in_ui))
     await case.delete_machine("one")
     assert await case.names(PERSISTENT_VOLUME_CLAIMS) == sorted([added, hot_plugged, in_ui])
+    await case.until_event("one", "Normal", "VMDeletionStarted")
     kept = f"elsewhere: {in_ui}, {added}, {hot_plugged}"
     assert any(kept in event["message"] for event in (await case.management.list(EVENTS, case.name))["items"])
     for name in (added, hot_plugged, in_ui):

@@ -54,7 +54,7 @@ async def test_only_load_balancers_of_the_deleted_cluster_are_deleted(case: Case
     assert await other.names(kinds.LOAD_BALANCERS) == ["by-hand", f"{other.name}-api", f"{other.name}-web"]
     holders = set((await case.allocated(pool)).values())
     assert holders == {f"{other.target}/{other.name}-{name}" for name in ("api", "web")}
-    assert ("Normal", "GuestLoadBalancerDeleted") in await case.events(case.name)
+    await case.until_event(case.name, "Normal", "GuestLoadBalancerDeleted")
 
     await other.delete()
     assert await case.allocated(pool) == {}
@@ -77,7 +77,7 @@ async def test_load_balancer_of_two_guests_with_one_name_is_kept(case: Case) -> 
 
     kept = await case.get(kinds.LOAD_BALANCERS, "web")
     assert recorded_guest(kept) is None
-    assert ("Warning", "GuestLoadBalancersKept") in await case.events(case.name)
+    await case.until_event(case.name, "Warning", "GuestLoadBalancersKept")
     await case.ask_deletion(kinds.VIRTUAL_MACHINES, "twin")
     await case.until_gone(kinds.VIRTUAL_MACHINES, "twin")
     await remove(case, "web")
@@ -92,7 +92,7 @@ async def test_forced_deletion_deletes_none(case: Case) -> None:
     await case.delete()
 
     assert await case.names(kinds.LOAD_BALANCERS) == ["web"]
-    assert ("Warning", "GuestLoadBalancersKept") in await case.events(case.name)
+    await case.until_event(case.name, "Warning", "GuestLoadBalancersKept")
     await remove(case, "web")
 
 
