@@ -8,7 +8,7 @@ from caphv.api.guestparts import recorded_guest
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, annotations_of
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MASK, Case
-from tests.support.reconciler.conditions import condition_of, is_false
+from tests.support.reconciler.conditions import condition_of, is_false, is_true
 from tests.support.reconciler.guestparts import allocated, pool_of_guests, remove, service
 
 pytestmark = pytest.mark.integration
@@ -101,6 +101,7 @@ async def test_paused_cluster_keeps_its_load_balancers(case: Case) -> None:
     await guest_pool(case, 4)
     await ready(case)
     await case.pause(True)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("Paused"))
     await service(case, "web")
     await case.ask_deletion(HARVESTER_CLUSTERS, case.name)
     await case.ask_deletion(HARVESTER_MACHINES, f"{case.name}-worker")
