@@ -13,6 +13,7 @@ from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS,
 from tests.support.reconciler.cases import opened
 from tests.support.reconciler.conditions import condition_of, is_false, is_ready
 from tests.support.reconciler.environment import Environment
+from tests.support.reconciler.idleness import until_quiet
 from tests.support.reconciler.loadbalancer import balanced, place, until_spec
 from tests.support.simulation import virtual_machine
 from tests.support.waiting import until
@@ -51,7 +52,7 @@ async def test_drift_is_repaired_at_once_and_reported(case: Case) -> None:
 
 async def test_what_is_as_it_should_be_is_not_written(case: Case) -> None:
     await balanced(case)
-    await asyncio.sleep(1)
+    await until_quiet(case.environment)
     since = case.environment.audit_position(case.environment.harvester)
     for value in ("1", "2", "3"):
         annotations = {"caphv.io/reconcile-at": value}

@@ -14,6 +14,7 @@ from sandbox.harvester import kinds
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, UNINITIALIZED, Case
 from tests.support.reconciler.conditions import is_false, is_ready, is_true
 from tests.support.reconciler.environment import IDENTITY_TOKEN, Environment, Provider
+from tests.support.reconciler.idleness import made, positions, until_quiet
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -109,21 +110,6 @@ async def test_converged_objects_cost_no_requests(case: Case) -> None:
     assert after == before
 
 
-def positions(environment: Environment) -> dict[str, int]:
-    servers = (environment.management, environment.harvester)
-    return {server.name: environment.audit_position(server) for server in servers}
-
-
-def made(environment: Environment, since: Mapping[str, int]) -> list[str]:
-    """Requests of the provider since audit positions; watches and Leases, by which it is seen to live, left out."""
-    return [
-        f"{event['verb']} {event['requestURI']}"
-        for server in (environment.management, environment.harvester)
-        for event in environment.requests(server, since[server.name])
-        if event["verb"] != "watch" and "/leases" not in event["requestURI"]
-    ]
-
-
 def requests(metrics: Metrics) -> float:
     return sum(
         count
@@ -132,17 +118,6 @@ def requests(metrics: Metrics) -> float:
         and ("verb", "watch") not in labels
         and ("resource", "leases.coordination.k8s.io") not in labels
     )
-
-
-async def until_quiet(environment: Environment) -> None:
-    """Wait until a second has passed without a request: Events are written behind everything else."""
-
-    async def quiet() -> bool:
-        since = positions(environment)
-        await asyncio.sleep(1)
-        return made(environment, since) == []
-
-    await until(quiet, lambda: "the provider still makes requests")
 
 
 # Its share
