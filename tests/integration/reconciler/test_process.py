@@ -174,7 +174,8 @@ async def test_metrics_of_the_contract_have_their_labels(case: Case) -> None:
     await case.register_node(name)
     await case.until(NODES, name, lambda node: node["spec"].get("providerID"), client=case.workload)
     cluster = f"{case.name}/{case.name}"
-    metrics = await counted(provider, before, "machine_create", "ippool_allocations", "node_init")
+    counters = ("machine_create_total", "ippool_allocations_total", "node_init_duration_seconds_count")
+    metrics = await counted(provider, before, *counters)
     assert value(metrics, "caphv_cluster_ready", cluster=cluster) == 1
     assert value(metrics, "caphv_machine_status", cluster=cluster, machine=f"{case.name}/{name}") == 1
     assert grown(before, metrics, "caphv_machine_creation_duration_seconds_count") == 1
@@ -191,7 +192,7 @@ async def test_metrics_of_the_contract_have_their_labels(case: Case) -> None:
         return value(now, "caphv_machine_status", cluster=cluster, machine=f"{case.name}/{name}") is None
 
     await until(forgotten, lambda: "the series of a deleted machine is still there")
-    metrics = await counted(provider, before, "machine_delete", "ippool_releases")
+    metrics = await counted(provider, before, "machine_delete_total", "ippool_releases_total")
     assert grown(before, metrics, "caphv_machine_delete_total") == 1
     assert grown(before, metrics, "caphv_ippool_releases_total") == 1
 
@@ -203,7 +204,7 @@ async def counted(provider: Provider, before: Metrics, *counters: str) -> Metric
     async def all_of_them() -> bool:
         metrics.clear()
         metrics.update(await provider.metrics())
-        return all(grown(before, metrics, f"caphv_{counter}_total") >= 1 for counter in counters)
+        return all(grown(before, metrics, f"caphv_{counter}") >= 1 for counter in counters)
 
     await until(all_of_them, f"not all of {', '.join(counters)} are counted")
     return metrics
@@ -224,7 +225,8 @@ async def test_errors_are_counted(case: Case) -> None:
     await case.create_machine("addressless", vmNetworkConfig=case.vm_network(pool))
     await case.until(HARVESTER_MACHINES, "refused", is_false("Ready", "VMProvisioningFailed"))
     await case.until(HARVESTER_MACHINES, "addressless", is_false("Ready", "VMIPPoolExhausted"))
-    metrics = await counted(case.environment.provider, before, "machine_create_errors", "ippool_allocation_errors")
+    counters = ("machine_create_errors_total", "ippool_allocation_errors_total")
+    metrics = await counted(case.environment.provider, before, *counters)
     status = {"cluster": f"{case.name}/{case.name}", "machine": f"{case.name}/refused"}
     assert value(metrics, "caphv_machine_status", **status) == 0
     await case.reserve(pool, f"{case.subnet}.1", None)
