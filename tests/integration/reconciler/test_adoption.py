@@ -8,6 +8,7 @@ from caphv.api.object import EVENTS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRE
 from sandbox.harvester import kinds
 from sandbox.processes import pki
 from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case
+from tests.support.reconciler.cases import create_later
 from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
 from tests.support.reconciler.ownership import (
     CLUSTER,
@@ -240,13 +241,14 @@ async def test_force_changes_nothing_while_harvester_answers(case: Case) -> None
     assert ("Warning", "ForcedDeletion") not in await case.events("one")
 
 
-async def test_machine_without_its_cluster_waits_until_it_is_released(case: Case) -> None:
+async def test_machine_without_its_cluster_waits_until_it_is_released(case: Case, other: Case) -> None:
     await case.ready_cluster()
     await case.ready_machine("one")
     cluster = await case.get(CLUSTERS, case.name)
     await case.patch(CLUSTERS, case.name, {"metadata": {"finalizers": None}})
     await case.ask_deletion(CLUSTERS, case.name)
     await case.until_gone(CLUSTERS, case.name)
+    await create_later(other)
     await case.ask_deletion(HARVESTER_MACHINES, "one")
     says = is_false(
         "VMProvisioningReady", "HarvesterConnectionFailed", "the Cluster or its HarvesterCluster no longer exists"

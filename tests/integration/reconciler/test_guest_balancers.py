@@ -72,6 +72,8 @@ async def test_load_balancer_of_two_guests_with_one_name_is_kept(case: Case) -> 
     await case.harvester.create(
         kinds.VIRTUAL_MACHINES, kinds.typed(kinds.VIRTUAL_MACHINES, {"metadata": metadata, "spec": spec})
     )
+    # The provider hears of the twin before it hears of a later VM.
+    await case.ready_machine(f"{case.name}-later")
     await service(case, "web")
     await case.delete()
 

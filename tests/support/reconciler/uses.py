@@ -213,11 +213,16 @@ async def backed_up(case: Case) -> None:
 
 
 async def outdate(case: Case, machine: str) -> None:
-    """Report that a rollout replaces a Machine, as control plane providers do."""
+    """Report that a rollout replaces a Machine, as control plane providers do, and wait until the provider knows."""
     moment = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
     condition = {"type": "UpToDate", "status": "False", "reason": "NotUpToDate", **moment}
     status = {"status": {"conditions": [condition]}}
     await case.management.patch(MACHINES, machine, case.name, status, subresource="status")
+
+    # The provider hears of the rollout before it hears of a later Machine.
+    await case.create_machine("later", bootstrap=None)
+    await case.until(HARVESTER_MACHINES, "later", lambda obj: obj["metadata"].get("finalizers"))
+    await case.delete_machine("later")
 
 
 async def recreated_after_quota(case: Case) -> None:
