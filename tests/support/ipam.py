@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from caphv.api import resources
-from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource, at, being_deleted
+from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource, at, being_deleted, key_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict, NotFound, RequestError, TooManyRequests
 from sandbox import manifests
@@ -39,11 +39,15 @@ async def install(client: ApiClient, *served: str) -> None:
 
 
 async def uninstall(client: ApiClient) -> None:
-    """Remove the CRDs with all objects."""
+    """Remove the CRDs with all objects, also with those that wait for a provider that no longer runs."""
 
     async def removed() -> bool:
         found = False
         for resource in (CLAIMS, ADDRESSES):
+            with contextlib.suppress(NotFound):
+                for obj in (await client.list(resource))["items"]:
+                    key = key_of(obj)
+                    await client.patch(resource, key.name, key.namespace, {"metadata": {"finalizers": None}})
             with contextlib.suppress(NotFound):
                 await client.delete(CUSTOM_RESOURCE_DEFINITIONS, str(resource))
                 found = True

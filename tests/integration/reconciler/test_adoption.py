@@ -7,7 +7,8 @@ import pytest
 from caphv.api.object import EVENTS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, annotations_of, uid_of
 from sandbox.harvester import kinds
 from sandbox.processes import pki
-from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_MACHINES, Case
+from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case
+from tests.support.reconciler.cases import create_later
 from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
 from tests.support.reconciler.ownership import (
     CLUSTER,
@@ -207,11 +208,10 @@ async def test_machine_is_released_on_request_while_harvester_is_unreachable(cas
     pool = await case.pool("pool", 1, 5)
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     await case.ready_machine("one")
-    server = case.environment.harvester
-    away = pki.kubeconfig(
-        "https://127.0.0.1:1", server.ca.certificate, name="away", user="caphv", credentials={"token": "none"}
-    )
-    await case.identity(away)
+    server = "https://127.0.0.1:1"
+    authority = case.environment.harvester.ca.certificate
+    await case.identity(pki.kubeconfig(server, authority, name="away", user="caphv", credentials={"token": "none"}))
+    await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: obj["spec"]["server"] == server)
     await case.ask_deletion(HARVESTER_MACHINES, "one")
     says = is_false("VMProvisioningReady", "HarvesterUnreachable", 'caphv.io/force-delete: "true"')
     await case.until(HARVESTER_MACHINES, "one", says)
@@ -241,13 +241,14 @@ async def test_force_changes_nothing_while_harvester_answers(case: Case) -> None
     assert ("Warning", "ForcedDeletion") not in await case.events("one")
 
 
-async def test_machine_without_its_cluster_waits_until_it_is_released(case: Case) -> None:
+async def test_machine_without_its_cluster_waits_until_it_is_released(case: Case, other: Case) -> None:
     await case.ready_cluster()
     await case.ready_machine("one")
     cluster = await case.get(CLUSTERS, case.name)
     await case.patch(CLUSTERS, case.name, {"metadata": {"finalizers": None}})
     await case.ask_deletion(CLUSTERS, case.name)
     await case.until_gone(CLUSTERS, case.name)
+    await create_later(other)
     await case.ask_deletion(HARVESTER_MACHINES, "one")
     says = is_false(
         "VMProvisioningReady", "HarvesterConnectionFailed", "the Cluster or its HarvesterCluster no longer exists"

@@ -11,6 +11,7 @@ from sandbox.harvester.faults import Fault, Faults
 from tests.support import harvesterui
 from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case
 from tests.support.reconciler.conditions import condition_of, is_false, is_unknown
+from tests.support.reconciler.guestparts import hot_plug
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -122,6 +123,7 @@ async def test_volumes_of_users_and_of_the_csi_driver_outlive_the_machine(case: 
     assert all(name in vm["metadata"]["annotations"][kinds.CLAIM_TEMPLATES] for name in (added, hot_plugged, in_ui))
     await case.delete_machine("one")
     assert await case.names(PERSISTENT_VOLUME_CLAIMS) == sorted([added, hot_plugged, in_ui])
+    await case.until_event("one", "Normal", "VMDeletionStarted")
     kept = f"elsewhere: {in_ui}, {added}, {hot_plugged}"
     assert any(kept in event["message"] for event in (await case.management.list(EVENTS, case.name))["items"])
     for name in (added, hot_plugged, in_ui):
@@ -153,7 +155,7 @@ async def test_disk_that_a_user_moved_to_another_vm_stays_there(case: Case) -> N
     await case.ready_machine("one", volumes=spec)
     (moved,) = [name for name in await case.names(PERSISTENT_VOLUME_CLAIMS) if name.startswith("one-disk-1-")]
     await case.patch(kinds.VIRTUAL_MACHINES, "one", {"spec": without(await case.vm("one"), {moved})})
-    await case.patch(kinds.VIRTUAL_MACHINES, "two", harvesterui.hot_plug(await case.vm("two"), moved))
+    await hot_plug(case, moved, "two")
     await case.delete_machine("one")
     assert moved in await case.names(PERSISTENT_VOLUME_CLAIMS)
     await case.delete_machine("two")

@@ -127,8 +127,9 @@ async def test_a_host_is_evacuated_then_maintained(case: Case) -> None:
         assert not (await client.get(NODES, "w"))["spec"].get("unschedulable")
         assert "web" not in {item["metadata"]["name"] for item in (await client.list(PODS, "default"))["items"]}
         await case.until(HARVESTER_MACHINES, "w", is_ready)
+        for reason in ("EvacuationStarted", "Evacuated"):
+            await case.until_event(case.name, "Normal", reason)
         events = await case.events("w") | await case.events(case.name)
-        assert {("Normal", "EvacuationStarted"), ("Normal", "Evacuated")} <= events
         assert ("Warning", "VMProvisioningFailed") not in events, "an evacuation is no failure"
 
         # Now Harvester agrees to what it would have refused, and the rest is its own.

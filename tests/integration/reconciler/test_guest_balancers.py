@@ -8,7 +8,7 @@ from caphv.api.guestparts import recorded_guest
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, annotations_of
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MASK, Case
-from tests.support.reconciler.conditions import condition_of, is_false
+from tests.support.reconciler.conditions import condition_of, is_false, is_true
 from tests.support.reconciler.guestparts import allocated, pool_of_guests, remove, service
 
 pytestmark = pytest.mark.integration
@@ -54,7 +54,7 @@ async def test_only_load_balancers_of_the_deleted_cluster_are_deleted(case: Case
     assert await other.names(kinds.LOAD_BALANCERS) == ["by-hand", f"{other.name}-api", f"{other.name}-web"]
     holders = set((await case.allocated(pool)).values())
     assert holders == {f"{other.target}/{other.name}-{name}" for name in ("api", "web")}
-    assert ("Normal", "GuestLoadBalancerDeleted") in await case.events(case.name)
+    await case.until_event(case.name, "Normal", "GuestLoadBalancerDeleted")
 
     await other.delete()
     assert await case.allocated(pool) == {}
@@ -72,12 +72,14 @@ async def test_load_balancer_of_two_guests_with_one_name_is_kept(case: Case) -> 
     await case.harvester.create(
         kinds.VIRTUAL_MACHINES, kinds.typed(kinds.VIRTUAL_MACHINES, {"metadata": metadata, "spec": spec})
     )
+    # The provider hears of the twin before it hears of a later VM.
+    await case.ready_machine(f"{case.name}-later")
     await service(case, "web")
     await case.delete()
 
     kept = await case.get(kinds.LOAD_BALANCERS, "web")
     assert recorded_guest(kept) is None
-    assert ("Warning", "GuestLoadBalancersKept") in await case.events(case.name)
+    await case.until_event(case.name, "Warning", "GuestLoadBalancersKept")
     await case.ask_deletion(kinds.VIRTUAL_MACHINES, "twin")
     await case.until_gone(kinds.VIRTUAL_MACHINES, "twin")
     await remove(case, "web")
@@ -92,7 +94,7 @@ async def test_forced_deletion_deletes_none(case: Case) -> None:
     await case.delete()
 
     assert await case.names(kinds.LOAD_BALANCERS) == ["web"]
-    assert ("Warning", "GuestLoadBalancersKept") in await case.events(case.name)
+    await case.until_event(case.name, "Warning", "GuestLoadBalancersKept")
     await remove(case, "web")
 
 
@@ -101,6 +103,7 @@ async def test_paused_cluster_keeps_its_load_balancers(case: Case) -> None:
     await guest_pool(case, 4)
     await ready(case)
     await case.pause(True)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("Paused"))
     await service(case, "web")
     await case.ask_deletion(HARVESTER_CLUSTERS, case.name)
     await case.ask_deletion(HARVESTER_MACHINES, f"{case.name}-worker")

@@ -46,7 +46,8 @@ async def test_volumes_of_the_deleted_cluster_are_deleted_by_reclaim_policy(case
     claims = set(await case.names(PERSISTENT_VOLUME_CLAIMS))
     assert {kept, others} <= claims
     assert scratch not in claims
-    assert {("Normal", "GuestVolumeDeleted"), ("Warning", "GuestVolumesKept")} <= await case.events(case.name)
+    await case.until_event(case.name, "Normal", "GuestVolumeDeleted")
+    await case.until_event(case.name, "Warning", "GuestVolumesKept")
     assert others in hotplugged_claims(await other.vm(neighbour))
 
     await other.delete()
@@ -124,6 +125,6 @@ async def test_dead_workload_api_delays_the_deletion_for_a_bounded_time(case: Ca
     claims = await case.names(PERSISTENT_VOLUME_CLAIMS)
     assert scratch not in claims
     assert unknown in claims
-    assert ("Warning", "GuestVolumesNotLearnt") in await case.events(case.name)
+    await case.until_event(case.name, "Warning", "GuestVolumesNotLearnt")
     for name in (scratch, unknown):
         await remove_volume(case, name)

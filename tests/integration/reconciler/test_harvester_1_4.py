@@ -7,7 +7,7 @@ import pytest
 from caphv.api.object import Obj
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, Case
-from tests.support.reconciler.conditions import is_false, is_ready
+from tests.support.reconciler.conditions import is_false, is_ready, is_true
 from tests.support.reconciler.environment import Environment
 from tests.support.reconciler.ownharvester import on_harvester
 
@@ -31,6 +31,7 @@ async def test_load_balancer_gets_backends_at_the_reserved_address(environment: 
         before = await with_backends(case, address)
         # As an earlier version left it: reserved without history, and Harvester refuses the LoadBalancer an address.
         await case.pause(True)
+        await case.until(HARVESTER_CLUSTERS, case.name, is_true("Paused"))
         await case.ask_deletion(kinds.LOAD_BALANCERS, case.balancer)
         await case.until_gone(kinds.LOAD_BALANCERS, case.balancer)
         status = {"allocated": {address: holder}, "allocatedHistory": {address: None}}

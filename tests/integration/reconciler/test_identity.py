@@ -145,6 +145,7 @@ async def test_machine_and_cluster_whose_account_has_lost_its_rights_can_be_dele
     await case.ready_cluster()
     await case.ready_machine("one")
     await use_account_of_another_namespace(case)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_false("TargetNamespaceReady", NOT_READY))
     await force_deleted(case, HARVESTER_MACHINES, "one", "VMProvisioningReady")
     await force_deleted(case, HARVESTER_CLUSTERS, case.name, "TargetNamespaceReady")
     # They are left, as the Events say.

@@ -96,6 +96,7 @@ async def test_bad_checksum_stops_the_machine_before_its_vm_until_it_is_correcte
     (image,) = await images_of(case, name)
     assert f"delete VirtualMachineImage default/{image['metadata']['name']} on Harvester" in message
     assert "actual checksum …" in message, "no one learns the checksum of what was downloaded"
+    await case.until_event(case.name, "Warning", "ImageImportFailed")
     events = (await case.management.list(EVENTS, case.name))["items"]
     assert [event["type"] for event in events if event["reason"] == "ImageImportFailed"] == ["Warning"]
 

@@ -20,6 +20,7 @@ from tests.support.reconciler import inprocess
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, UNINITIALIZED, Case
 from tests.support.reconciler.conditions import condition_of, is_ready
 from tests.support.reconciler.environment import Environment
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("runner", "alone")]
 
@@ -198,11 +199,11 @@ async def test_write_that_outlives_the_lease_does_no_harm(
             await case.ask_deletion(HARVESTER_MACHINES, "one")
         else:
             await case.create_machine("one")
-        await asyncio.wait_for(hook.under_way.wait(), 10)
+        await asyncio.wait_for(hook.under_way.wait(), PATIENCE)
         second = asyncio.create_task(inprocess.run(case, None, leader_elect=True))
         await steal_lease(case)
         # The first one stops by itself; its write is still under way.
-        await asyncio.wait_for(asyncio.wait([first]), 10)
+        await asyncio.wait_for(asyncio.wait([first]), PATIENCE)
         first.result()
         if deleting:
             await case.until_gone(HARVESTER_MACHINES, "one")

@@ -10,9 +10,10 @@ import pytest
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, uid_of
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS, Case
-from tests.support.reconciler.cases import opened
-from tests.support.reconciler.conditions import condition_of, is_false, is_ready
+from tests.support.reconciler.cases import create_later, opened
+from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
 from tests.support.reconciler.environment import Environment
+from tests.support.reconciler.idleness import until_quiet
 from tests.support.reconciler.loadbalancer import balanced, place, until_spec
 from tests.support.simulation import virtual_machine
 from tests.support.waiting import until
@@ -51,7 +52,7 @@ async def test_drift_is_repaired_at_once_and_reported(case: Case) -> None:
 
 async def test_what_is_as_it_should_be_is_not_written(case: Case) -> None:
     await balanced(case)
-    await asyncio.sleep(1)
+    await until_quiet(case.environment)
     since = case.environment.audit_position(case.environment.harvester)
     for value in ("1", "2", "3"):
         annotations = {"caphv.io/reconcile-at": value}
@@ -263,12 +264,17 @@ async def test_deletion_without_harvester_waits_until_a_user_releases(case: Case
     await case.ask_deletion(SERVICES, case.balancer)
 
 
-async def test_what_has_lost_its_cluster_waits_until_a_user_releases(case: Case) -> None:
+async def test_what_has_lost_its_cluster_waits_until_a_user_releases(case: Case, other: Case) -> None:
     await case.ready_cluster()
+    # The garbage collector deletes it with its Cluster: nothing may be done before the provider knows of both.
+    await case.pause_object(HARVESTER_CLUSTERS, case.name, paused=True)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("Paused"))
     await case.patch(CLUSTERS, case.name, {"metadata": {"finalizers": None}})
     await case.ask_deletion(CLUSTERS, case.name)
     await case.until_gone(CLUSTERS, case.name)
+    await create_later(other)
     await case.ask_deletion(HARVESTER_CLUSTERS, case.name)
+    await case.pause_object(HARVESTER_CLUSTERS, case.name, paused=False)
     says = is_false("InfrastructureReady", "InfrastructureProvisioningFailed", 'caphv.io/force-delete: "true"')
     await case.until(HARVESTER_CLUSTERS, case.name, says)
     await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": {"caphv.io/force-delete": "true"}}})

@@ -333,6 +333,7 @@ async def test_modes_of_disks_are_those_of_the_spec_or_the_best_of_the_storage_p
         ("ReadWriteOnce", "Filesystem"),
         ("ReadWriteOnce", "Block"),
     ]
+    await case.until_event("one", "Normal", "VMCreated")
     events = (await case.management.list(EVENTS, case.name))["items"]
     (message,) = [event["message"] for event in events if event["reason"] == "VMCreated"]
     bound = ", ".join(claim["metadata"]["name"] for claim in claims[1:])

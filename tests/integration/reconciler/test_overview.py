@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from caphv.api.object import NAMESPACES, NODES, PERSISTENT_VOLUME_CLAIMS, SECRETS
+from caphv.api.object import NAMESPACES, NODES
 from commands.main import cli
 from sandbox.harvester import kinds
 from sandbox.processes import pki
@@ -20,6 +20,7 @@ from sandbox.processes.apiserver import private_file
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
 from tests.support.reconciler.conditions import is_false
 from tests.support.reconciler.environment import IDENTITY_TOKEN
+from tests.support.reconciler.ownership import remove_from_harvester
 
 pytestmark = pytest.mark.integration
 
@@ -182,10 +183,7 @@ async def test_a_deletion_that_harvester_blocks_is_explained_and_forced(case: Ca
     await case.until_gone(HARVESTER_MACHINES, "blocked")
     # What was left behind is the test's to remove.
     await case.identity()
-    for resource in (kinds.VIRTUAL_MACHINES, PERSISTENT_VOLUME_CLAIMS, SECRETS):
-        for name in await case.names(resource) if resource != SECRETS else ("blocked-cloud-init",):
-            await case.harvester.delete(resource, name, case.target)
-    await case.until_gone(kinds.VIRTUAL_MACHINES, "blocked")
+    await remove_from_harvester(case, "blocked")
 
 
 async def test_a_support_bundle_has_everything_but_secrets(case: Case, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from sandbox.harvester import kinds
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, UNINITIALIZED, Case
 from tests.support.reconciler.conditions import is_false, is_ready, is_true
 from tests.support.reconciler.environment import IDENTITY_TOKEN, Environment, Provider
+from tests.support.reconciler.idleness import made, positions, until_quiet
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -109,21 +110,6 @@ async def test_converged_objects_cost_no_requests(case: Case) -> None:
     assert after == before
 
 
-def positions(environment: Environment) -> dict[str, int]:
-    servers = (environment.management, environment.harvester)
-    return {server.name: environment.audit_position(server) for server in servers}
-
-
-def made(environment: Environment, since: Mapping[str, int]) -> list[str]:
-    """Requests of the provider since audit positions; watches and Leases, by which it is seen to live, left out."""
-    return [
-        f"{event['verb']} {event['requestURI']}"
-        for server in (environment.management, environment.harvester)
-        for event in environment.requests(server, since[server.name])
-        if event["verb"] != "watch" and "/leases" not in event["requestURI"]
-    ]
-
-
 def requests(metrics: Metrics) -> float:
     return sum(
         count
@@ -132,17 +118,6 @@ def requests(metrics: Metrics) -> float:
         and ("verb", "watch") not in labels
         and ("resource", "leases.coordination.k8s.io") not in labels
     )
-
-
-async def until_quiet(environment: Environment) -> None:
-    """Wait until a second has passed without a request: Events are written behind everything else."""
-
-    async def quiet() -> bool:
-        since = positions(environment)
-        await asyncio.sleep(1)
-        return made(environment, since) == []
-
-    await until(quiet, lambda: "the provider still makes requests")
 
 
 # Its share
@@ -199,7 +174,8 @@ async def test_metrics_of_the_contract_have_their_labels(case: Case) -> None:
     await case.register_node(name)
     await case.until(NODES, name, lambda node: node["spec"].get("providerID"), client=case.workload)
     cluster = f"{case.name}/{case.name}"
-    metrics = await counted(provider, before, "machine_create", "ippool_allocations", "node_init")
+    counters = ("machine_create_total", "ippool_allocations_total", "node_init_duration_seconds_count")
+    metrics = await counted(provider, before, *counters)
     assert value(metrics, "caphv_cluster_ready", cluster=cluster) == 1
     assert value(metrics, "caphv_machine_status", cluster=cluster, machine=f"{case.name}/{name}") == 1
     assert grown(before, metrics, "caphv_machine_creation_duration_seconds_count") == 1
@@ -216,7 +192,7 @@ async def test_metrics_of_the_contract_have_their_labels(case: Case) -> None:
         return value(now, "caphv_machine_status", cluster=cluster, machine=f"{case.name}/{name}") is None
 
     await until(forgotten, lambda: "the series of a deleted machine is still there")
-    metrics = await counted(provider, before, "machine_delete", "ippool_releases")
+    metrics = await counted(provider, before, "machine_delete_total", "ippool_releases_total")
     assert grown(before, metrics, "caphv_machine_delete_total") == 1
     assert grown(before, metrics, "caphv_ippool_releases_total") == 1
 
@@ -228,7 +204,7 @@ async def counted(provider: Provider, before: Metrics, *counters: str) -> Metric
     async def all_of_them() -> bool:
         metrics.clear()
         metrics.update(await provider.metrics())
-        return all(grown(before, metrics, f"caphv_{counter}_total") >= 1 for counter in counters)
+        return all(grown(before, metrics, f"caphv_{counter}") >= 1 for counter in counters)
 
     await until(all_of_them, f"not all of {', '.join(counters)} are counted")
     return metrics
@@ -249,7 +225,8 @@ async def test_errors_are_counted(case: Case) -> None:
     await case.create_machine("addressless", vmNetworkConfig=case.vm_network(pool))
     await case.until(HARVESTER_MACHINES, "refused", is_false("Ready", "VMProvisioningFailed"))
     await case.until(HARVESTER_MACHINES, "addressless", is_false("Ready", "VMIPPoolExhausted"))
-    metrics = await counted(case.environment.provider, before, "machine_create_errors", "ippool_allocation_errors")
+    counters = ("machine_create_errors_total", "ippool_allocation_errors_total")
+    metrics = await counted(case.environment.provider, before, *counters)
     status = {"cluster": f"{case.name}/{case.name}", "machine": f"{case.name}/refused"}
     assert value(metrics, "caphv_machine_status", **status) == 0
     await case.reserve(pool, f"{case.subnet}.1", None)

@@ -21,6 +21,7 @@ from tests.support.reconciler.case import (
 from tests.support.reconciler.cases import opened
 from tests.support.reconciler.conditions import is_false, is_ready
 from tests.support.reconciler.environment import Environment
+from tests.support.reconciler.idleness import until_quiet
 from tests.support.reconciler.machines import machine_spec
 
 pytestmark = pytest.mark.integration
@@ -91,7 +92,7 @@ async def test_restarts_write_nothing_for_healthy_clusters(
     environment: Environment, cases: list[Case], case: Case
 ) -> None:
     await asyncio.gather(*(healthy(one) for one in cases), failing(case))
-    await asyncio.sleep(3)  # Events are sent in batches
+    await until_quiet(environment)
     before, since = await versions([*cases, case]), environment.audit_position(environment.management)
     logged = len(environment.provider.log)
     for _ in range(RESTARTS):

@@ -13,9 +13,11 @@ from tests.support.reconciler.case import (
     AT_ONCE,
     CLUSTER_LABEL,
     CLUSTERS,
+    HARVESTER_CLUSTERS,
     HARVESTER_MACHINE_TEMPLATES,
     Case,
 )
+from tests.support.reconciler.conditions import is_true
 from tests.support.reconciler.machines import machine_spec
 
 pytestmark = pytest.mark.integration
@@ -84,6 +86,7 @@ async def test_template_tells_no_architecture_while_hosts_differ(case: Case) -> 
 async def test_template_of_a_paused_cluster_waits(case: Case) -> None:
     await case.ready_cluster()
     await case.pause(True)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("Paused"))
     await create(case, "machines", owner=True)
     await create(case, "later")
     # The second one is done when the first one would be, too.

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.support.reconciler.case import Case
+from tests.support.reconciler.case import HARVESTER_CLUSTERS, Case
+from tests.support.reconciler.conditions import is_true
 from tests.support.reconciler.environment import Environment
 
 
@@ -21,3 +22,9 @@ def opened(environment: Environment, runner: asyncio.Runner, prefix: str = "case
         assert not left, f"left behind on Harvester: {', '.join(left)}"
     finally:
         runner.run(case.close())
+
+
+async def create_later(case: Case) -> None:
+    """Create a cluster, and wait until the provider knows it, and with it all earlier changes of Clusters."""
+    await case.cluster(paused=True)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("Paused"))

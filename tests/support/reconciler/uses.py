@@ -47,7 +47,13 @@ async def watched(case: Case, port: int) -> None:
     """Prometheus gets metrics with the shipped role, another account does not."""
     assert (await scrape(port, await token(case.management, "stranger")))[0] == 403
     await bind(case.management, "prometheus")
-    assert (await scrape(port, await token(case.management, "prometheus")))[0] == 200
+    bearer = await token(case.management, "prometheus")
+
+    # The API server learns of the binding by a watch, and the provider asks again after a refusal.
+    async def is_answered() -> bool:
+        return (await scrape(port, bearer))[0] == 200
+
+    await until(is_answered, "Prometheus gets no metrics")
 
 
 async def update_in_place(case: Case, name: str) -> None:
@@ -213,11 +219,16 @@ async def backed_up(case: Case) -> None:
 
 
 async def outdate(case: Case, machine: str) -> None:
-    """Report that a rollout replaces a Machine, as control plane providers do."""
+    """Report that a rollout replaces a Machine, as control plane providers do, and wait until the provider knows."""
     moment = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
     condition = {"type": "UpToDate", "status": "False", "reason": "NotUpToDate", **moment}
     status = {"status": {"conditions": [condition]}}
     await case.management.patch(MACHINES, machine, case.name, status, subresource="status")
+
+    # The provider hears of the rollout before it hears of a later Machine.
+    await case.create_machine("later", bootstrap=None)
+    await case.until(HARVESTER_MACHINES, "later", lambda obj: obj["metadata"].get("finalizers"))
+    await case.delete_machine("later")
 
 
 async def recreated_after_quota(case: Case) -> None:
