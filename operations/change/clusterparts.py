@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from operations.change.changes import ChangeError
 from operations.read.management import control_plane_kinds
 from operations.read.objects import ManagementObjects, Unseen, by_cluster
 from operations.status.assembly import cluster_of, parts_of
+from operations.status.check import Check, skipped
 from operations.status.model import Cluster
 from operations.status.parts import Parts
 
@@ -65,6 +67,10 @@ class Unread(NamedTuple):
         """Return all of them."""
         return [*self.control_plane, *self.deployments, *self.machines, *self.infrastructure]
 
+    def checks(self, cluster: Key) -> list[Check]:
+        """Return a check for each kind, which says that the other checks may miss something."""
+        return [skipped("access", f"Cluster {cluster}", str(unseen)) for unseen in self.all()]
+
 
 def unread_kinds(objects: ManagementObjects, cluster: Obj) -> Unread:
     """Return what could not be read. An absent object of these kinds may exist.
@@ -82,3 +88,9 @@ def unread_kinds(objects: ManagementObjects, cluster: Obj) -> Unread:
         unread(f"machines.{resources.CLUSTER_API_GROUP}"),
         unread(str(resources.HARVESTER_CLUSTERS), str(resources.HARVESTER_MACHINES)),
     )
+
+
+def require_read(cluster: Key, unread: Iterable[Unseen]) -> None:
+    """Raise `ChangeError` if kinds that a change depends on could not be read."""
+    if reasons := "; ".join(map(str, unread)):
+        raise ChangeError([f"not all objects of cluster {cluster} can be read: {reasons}"])
