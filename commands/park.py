@@ -153,6 +153,7 @@ async def _plan(chosen: Selection, options: ParkOptions, step: Step, *, park: bo
 
     from caphv.api.identities import describe, identity_of
     from caphv.api.object import key_of
+    from operations.change.clusterparts import unread_kinds
     from operations.change.parking import plan_park, plan_resume
     from operations.read.harvester import read_harvesters
     from operations.read.management import read_management
@@ -167,8 +168,13 @@ async def _plan(chosen: Selection, options: ParkOptions, step: Step, *, park: bo
         parts_by_key = {parts.key: parts for parts in parts_of(objects)}
         clusters.require(set(parts_by_key), map(key_of, objects.clusters))
         selected = [parts_by_key[key] for key in dict.fromkeys(clusters.keys)]
+
+        def with_access(plan: Plan) -> Plan:
+            unread = unread_kinds(objects, parts_by_key[plan.cluster].cluster)
+            return replace(plan, checks=(*plan.checks, *unread.checks(plan.cluster)))
+
         if park:
-            return _Prepared(clusters, [plan_park(parts) for parts in selected])
+            return _Prepared(clusters, [with_access(plan_park(parts)) for parts in selected])
 
         infrastructures = [parts.harvester_cluster for parts in selected if parts.harvester_cluster]
         harvesters = await read_harvesters(client, infrastructures, step)
@@ -178,7 +184,7 @@ async def _plan(chosen: Selection, options: ParkOptions, step: Step, *, park: bo
         infrastructure = parts.harvester_cluster or {}
         identity = describe(identity_of(infrastructure))
         why = "; ".join(str(unseen) for unseen in harvesters.unseen if identity in unseen.what)
-        plans.append(plan_resume(parts, harvesters.of(infrastructure), why))
+        plans.append(with_access(plan_resume(parts, harvesters.of(infrastructure), why)))
     return _Prepared(clusters, plans)
 
 

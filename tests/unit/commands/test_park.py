@@ -8,6 +8,7 @@ import pytest
 
 from caphv.api.names import PARK_ANNOTATION
 from caphv.api.object import Key, Obj, annotations_of
+from caphv.runtime.errors import Forbidden
 from operations.change import parking as operation
 from tests.support.clusters import Builder, condition
 from tests.support.commandservers import Servers
@@ -128,3 +129,11 @@ def test_a_cluster_in_deletion_keeps_no_other_of_its_harvester(
     assert result.exit_code == 0, result.output
     assert "skipped team/gone: it is being deleted" in result.output
     assert annotations_of(cluster(servers))[PARK_ANNOTATION] == "true"
+
+
+@pytest.mark.parametrize("command", ["park", "resume"])
+def test_a_check_says_what_is_not_seen(servers: Servers, command: str) -> None:
+    servers.management.errors["list Machine"] = Forbidden(403, "Forbidden", "no right to list Machine")
+    result = servers.caphv(command, "team/shop", "--dry-run")
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("- access: ")]
+    assert "no right to list Machine" in line
