@@ -275,6 +275,14 @@ def test_a_cluster_without_a_target_namespace_does_not_hide_a_harvester(
     assert isinstance(result.exception, SystemExit | None), result.exception
 
 
+def test_an_identity_without_a_namespace_is_a_problem_of_its_cluster(servers: Servers) -> None:
+    builder = Builder()
+    builder.harvester_cluster["spec"]["identitySecret"] = {"namespace": "", "name": "identity"}
+    servers.put(builder)
+    result = servers.caphv("doctor", "team/shop")
+    assert "✗ Secret identity" in result.stdout.splitlines(), result.output
+
+
 def test_identities_of_one_harvester_are_one(servers: Servers) -> None:
     other = Builder("other", prefix="other-")
     other.harvester_cluster["spec"] |= {"identitySecret": {"namespace": "team", "name": "second"}}
