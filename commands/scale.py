@@ -140,6 +140,7 @@ def _plan(answer: Answer, key: Key, target: Scale, scope: ScopeOptions) -> Plan:
     """Plan the change, with checks of the required capacity. Raises `ChangeError`."""
     from dataclasses import replace
 
+    from caphv.api.object import at
     from operations.capacity.preflight import (
         Demand,
         check_room,
@@ -156,7 +157,7 @@ def _plan(answer: Answer, key: Key, target: Scale, scope: ScopeOptions) -> Plan:
     parts, deployments = parts_and_deployments(answer.objects, key)
     unread = unread_kinds(answer.objects, parts.cluster)
     # Without a topology, what is not seen would count as absent.
-    if "topology" not in parts.cluster["spec"]:
+    if not at(parts.cluster, "spec", "topology"):
         require_read(key, unread.deployments if target.workers else ())
         require_read(key, unread.control_plane if target.control_plane is not None else ())
     plan = plan_scale(parts, deployments, target)

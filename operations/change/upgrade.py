@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from caphv.api.object import Key
+from caphv.api.object import Key, at
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict, RequestError
 from caphv.runtime.kubeconfig import KubeconfigError
@@ -85,7 +85,7 @@ def _needed(parts: Parts, unread: Unread) -> list[Unseen]:
 
 
 def _has_topology(parts: Parts) -> bool:
-    return "topology" in parts.cluster["spec"]
+    return bool(at(parts.cluster, "spec", "topology"))
 
 
 class _Surroundings(NamedTuple):
