@@ -263,6 +263,12 @@ def test_status_of_nothing_exits_with_1(tmp_path: Path) -> None:
     assert '"status": "absent"' in result.output
 
 
+def test_commands_for_a_sandbox_fit_a_shell(tmp_path: Path) -> None:
+    folder = tmp_path / "my box"
+    result = call("sandbox", "status", "--dir", str(folder))
+    assert f"To start it: caphv sandbox up --dir '{folder}'" in result.output
+
+
 @pytest.mark.parametrize("output", ["text", "yaml"])
 def test_status_of_a_broken_sandbox_names_the_missing_part(tmp_path: Path, output: str) -> None:
     State(SandboxSettings(), network="127.10.0.0/16", ready=True, processes={"etcd": ProcessRecord(1)}).save(tmp_path)
