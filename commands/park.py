@@ -163,7 +163,7 @@ async def _plan(chosen: Selection, options: ParkOptions, step: Step, *, park: bo
         objects = await read_management(client, chosen.namespace, step)
         clusters = chosen
         if options.all_on:
-            keys = await _clusters_on(client, objects, options.all_on)
+            keys = await _clusters_on(client, objects, options, park=park)
             clusters = replace(chosen, keys=keys)
         parts_by_key = {parts.key: parts for parts in parts_of(objects)}
         clusters.require(set(parts_by_key), map(key_of, objects.clusters))
@@ -189,17 +189,41 @@ async def _plan(chosen: Selection, options: ParkOptions, step: Step, *, park: bo
 
 
 async def _clusters_on(
-    client: ApiClient, objects: ManagementObjects, harvester: str
+    client: ApiClient, objects: ManagementObjects, options: ParkOptions, *, park: bool
 ) -> tuple[Key, ...]:
-    """Return the clusters on a Harvester, and name those that are left out as they are deleted."""
+    """Return the clusters on a Harvester, and name those that are left out.
+
+    Raises `ChangeError`, also if clusters with an identity that cannot be read would keep running
+    on hosts that the user then shuts down.
+    """
     from caphv.api.object import being_deleted, key_of
-    from operations.change.parking import clusters_on
+    from caphv.api.resources import HARVESTER_CLUSTERS
+    from operations.change.changes import ChangeError
+    from operations.change.parking import clusters_on, unknown_clusters
     from operations.read.accounts import read_accounts
 
-    accounts = (await read_accounts(client, objects.harvester_clusters)).accounts
+    accounts, unread = await read_accounts(client, objects.harvester_clusters)
+    hidden = [unseen for unseen in objects.unseen if unseen.what == str(HARVESTER_CLUSTERS)]
+    reasons = list(map(str, [*hidden, *unread]))
+    try:
+        keys = clusters_on(objects, accounts, options.all_on)
+    except ChangeError as error:
+        raise ChangeError([*error.problems, *reasons]) from None
+
     deleted = {key_of(obj) for obj in objects.clusters if being_deleted(obj)}
+    unknown = set(unknown_clusters(objects, accounts, options.all_on)) - {*keys, *deleted}
+    if unknown and park and not options.force:
+        names = ", ".join(map(str, sorted(unknown)))
+        problem = (
+            f"{names}: also on this Harvester, but without a usable identity. Correct it, or park "
+            "the other clusters with --force"
+        )
+        raise ChangeError([problem, *reasons])
+    for key in sorted(unknown):
+        echo(f"skipped {key}: its identity cannot be used", err=True)
+
     remaining = []
-    for key in clusters_on(objects, accounts, harvester):
+    for key in keys:
         if key in deleted:
             echo(f"skipped {key}: it is being deleted", err=True)
         else:
