@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import os
 import re
 import subprocess
@@ -10,11 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import aiohttp
+import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
 from caphv.runtime import logs
+from commands import main as command_line
 from commands.main import COMMANDS, cli
 from commands.options.groups import pick
 from commands.run import run
@@ -373,3 +376,22 @@ def test_a_full_disk_behind_the_output_is_reported() -> None:
         command = [sys.executable, "-m", "caphv", "schema", "print"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (1, "Error: No space left on device\n")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
+def test_text_that_an_encoding_lacks_is_escaped(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    monkeypatch.setattr(command_line, "cli", lambda **_: click.echo("✗ a\udcff"))
+    command_line.main()
+    mark = "✗" if encoding == "utf-8" else r"\u2717"
+    assert written.getvalue().decode(encoding) == rf"{mark} a\udcff" + "\n"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_command_has_its_streams_although_they_are_closed(monkeypatch: pytest.MonkeyPatch, stream: str) -> None:
+    seen = []
+    monkeypatch.setattr(sys, stream, None)
+    monkeypatch.setattr(command_line, "cli", lambda **_: seen.append(getattr(sys, stream).isatty()))
+    command_line.main()
+    assert seen == [False]
