@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +13,7 @@ from caphv.api import remedies
 from caphv.api.object import Key
 from commands.access.changes import apply_plan, confirm, plan_item, until_done
 from commands.access.management import management_client, run
-from commands.errors import InputError
+from commands.errors import CommandError, InputError
 from commands.options.changes import ChangeOptions, WaitOptions, change_options, wait_options
 from commands.options.completion import complete_harvesters
 from commands.options.groups import fill, with_options
@@ -232,14 +232,17 @@ async def _clusters_on(
 
 
 def _carry_out(prepared: _Prepared, options: ParkOptions, *, park: bool) -> None:
-    """Show the plans, ask, apply them, and wait. Exits with status 1 if a check failed."""
+    """Show the plans, ask, apply them, and wait.
+
+    Exits with status 1 if a check failed, or a cluster could not be changed.
+    """
     plans = prepared.plans
     changed = [plan for plan in plans if plan.changes]
     is_forbidden = any(plan.errors for plan in changed) and not options.force
     _show(plans, options)
 
     if is_forbidden or options.dry_run or not changed:
-        _report(plans, options, applied=False)
+        _report(plans, options)
     if is_forbidden:
         echo(
             "Nothing was changed: a check failed. Correct the cause, or override it with --force.",
@@ -252,9 +255,10 @@ def _carry_out(prepared: _Prepared, options: ParkOptions, *, park: bool) -> None
     if changed:
         names = ", ".join(str(plan.cluster) for plan in changed)
         confirm(options, f"{'Park' if park else 'Resume'} {names}?")
-        for plan in changed:
-            apply_plan(plan, options)
-        _report(plans, options, applied=True)
+        applied = _apply(changed, options)
+        _report(plans, options, applied)
+        if len(applied) < len(changed):
+            sys.exit(1)
     if options.wait:
         _wait(prepared.clusters, options, park=park)
     elif changed and options.is_text:
@@ -278,11 +282,36 @@ def _show(plans: Sequence[Plan], options: ParkOptions) -> None:
         out.show(plan)
 
 
-def _report(plans: Sequence[Plan], options: ParkOptions, *, applied: bool) -> None:
-    """Write the plans as data, unless the output is text."""
+def _apply(plans: Sequence[Plan], options: ParkOptions) -> set[Key]:
+    """Apply the plans, and return the clusters that were changed.
+
+    An error of one cluster, such as a missing right, must not keep the others from being parked.
+    Raises `CommandError` if no cluster was changed.
+    """
+    applied = set()
+    errors = []
+    for plan in plans:
+        try:
+            apply_plan(plan, options)
+        except CommandError as error:
+            errors.append(error)
+        else:
+            applied.add(plan.cluster)
+
+    if not applied:
+        raise errors[0]
+    for failure in errors:
+        failure.show()
+    for key in sorted({plan.cluster for plan in plans} - applied):
+        echo(f"not changed: {key}", err=True)
+    return applied
+
+
+def _report(plans: Sequence[Plan], options: ParkOptions, applied: Set[Key] = frozenset()) -> None:
+    """Write the plans, with the clusters that were changed, as data, unless the output is text."""
     if options.is_text:
         return
-    items = [plan_item(plan, applied=applied and bool(plan.changes)) for plan in plans]
+    items = [plan_item(plan, applied=plan.cluster in applied) for plan in plans]
     print_data(options.output, items=items)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,23 @@ def test_a_harvester_whose_identities_cannot_be_read_says_why(servers: Servers) 
     assert result.exit_code == 2
     assert "no cluster has an identity for Harvester harvester" in result.stderr
     assert "identity Secret team/identity: does not exist" in result.stderr
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_a_cluster_that_may_not_be_changed_keeps_no_other_from_being_parked(servers: Servers, output: str) -> None:
+    servers.put(Builder("other", prefix="other-"))
+    servers.management.errors["patch Cluster other"] = Forbidden(403, "Forbidden", "no right to patch it")
+    result = servers.caphv("park", "team/other", "team/shop", "--yes", "--wait", "-o", output)
+    assert result.exit_code == 1, result.output
+    assert annotations_of(cluster(servers))[PARK_ANNOTATION] == "true"
+    assert "no right to patch it" in result.stderr
+    assert "not changed: team/other" in result.stderr
+    if output == "json":
+        items = json.loads(result.stdout)["items"]
+        assert {item["cluster"]: item["applied"] for item in items} == {"team/other": False, "team/shop": True}
+
+
+def test_an_only_cluster_that_may_not_be_changed_is_an_error_of_the_server(servers: Servers) -> None:
+    servers.management.errors["patch Cluster shop"] = Forbidden(403, "Forbidden", "no right to patch it")
+    result = servers.caphv("park", "team/shop", "--yes", "-o", "json")
+    assert (result.exit_code, result.stdout, "no right to patch it" in result.stderr) == (2, "", True)
