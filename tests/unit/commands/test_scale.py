@@ -235,3 +235,13 @@ def test_a_check_says_what_is_not_seen(servers: Servers, kind: str) -> None:
     assert (result.exit_code, replicas(servers)) == (0, 3), result.output
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("- access: ")]
     assert f"no right to list {kind}" in line
+
+
+def test_a_change_that_was_made_in_part_says_so(servers: Servers) -> None:
+    servers.management.errors["patch MachineDeployment"] = Forbidden(403, "Forbidden", "no right to patch it")
+    result = servers.caphv("scale", "team/shop", "--control-plane", "3", "--workers", "5", "--yes", "-o", "json")
+    assert (result.exit_code, result.stdout) == (1, ""), result.output
+    assert "RKE2ControlPlane team/shop changed, and nothing else: no right to patch it" in result.stderr
+
+    result = servers.caphv("scale", "team/shop", "--workers", "5", "--yes")
+    assert (result.exit_code, "your account may not do that: no right to patch it" in result.stderr) == (2, True)
