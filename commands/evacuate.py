@@ -215,11 +215,13 @@ async def _write(prepared: _Prepared, options: EvacuateOptions) -> None:
 
     async with (
         management_client(options) as management,
-        harvester_clients(management, options) as (harvesters, _),
+        harvester_clients(management, options) as (harvesters, hidden),
     ):
-        client = next(
-            harvester.client for harvester in harvesters if harvester.server == prepared.server
-        )
+        by_server = {harvester.server: harvester.client for harvester in harvesters}
+        client = by_server.get(prepared.server)
+        if client is None:  # while the command asked
+            why = f"no identity for {prepared.server} can be used any more, nothing was changed"
+            raise InputError(why, *map(str, hidden))
         try:
             for patch in prepared.plan.patches:
                 await client.patch(NODES, patch.key.name, "", patch.body)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from caphv.api.evacuation import describe_left
 from caphv.api.names import CLUSTER_LABEL, EVACUATE_ANNOTATION
 from caphv.api.object import Obj, Resource, annotations_of
 from caphv.runtime.errors import Forbidden
+from commands import evacuate as command
+from operations.read.objects import Unseen
 from tests.support.clusters import Builder, condition
 from tests.support.commandservers import Servers
 
@@ -200,3 +204,20 @@ def test_a_namespace_limits_what_is_known_about_a_host(servers: Servers) -> None
     result = servers.caphv("evacuate", "h0", "HARVESTER", "--wait", "-n", "team")
     assert result.exit_code == 0, result.output
     assert "Host h0 is free of machines of namespace team that the provider moves" in result.stdout
+
+
+def test_a_harvester_that_is_lost_after_the_question_is_named(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def none_left(*_: object) -> AsyncIterator[Any]:
+        yield [], [Unseen("identity Secret team/identity", "no answer")]
+
+    def confirm(*_: object) -> None:
+        monkeypatch.setattr(command, "harvester_clients", none_left)
+
+    monkeypatch.setattr(command, "confirm", confirm)
+    result = servers.caphv("evacuate", "h0", "HARVESTER")
+    assert (result.exit_code, value(servers)) == (2, None), result.output
+    assert "no identity for https://harvester:6443 can be used any more, nothing was changed" in result.stderr
+    assert "identity Secret team/identity: no answer" in result.stderr
