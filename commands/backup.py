@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -92,7 +93,7 @@ def backup(
     if not (clusters or scope.namespace or scope.all_namespaces):
         raise click.UsageError(
             "name clusters, -n NAMESPACE or -A, and then DIR, the new directory: "
-            f"{remedies.BACK_UP(cluster=directory)}"
+            f"{remedies.BACK_UP(cluster=shlex.quote(str(directory)))}"
         )
     chosen = selection(clusters, scope)
     if unencrypted and passphrase_file:

@@ -86,6 +86,7 @@ def delete(
     leaves behind what it cannot delete there. While Harvester answers, --force has no effect.
     """
     from operations.change.changes import ChangeError
+    from operations.change.clusterparts import unread_kinds
     from operations.change.deletion import check_deletable, save_leftovers
     from operations.change.deletionreport import pending_deletions
     from operations.status.assembly import parts_of
@@ -98,6 +99,15 @@ def delete(
     with patient_progress() as step:
         objects = read_overview(scope, chosen, step, deep=False).objects
     parts = next(parts for parts in parts_of(objects) if parts.key in chosen.keys)
+    unread = unread_kinds(objects, parts.cluster)
+    if force and unread.infrastructure:
+        # The provider would wait for Harvester, and what it leaves there would not be listed.
+        reasons = "; ".join(map(str, unread.infrastructure))
+        raise InputError(
+            f"--force needs all objects of the cluster, some cannot be read: {reasons}"
+        )
+    for unseen in unread.all():
+        echo(f"not seen: {unseen}", err=True)
 
     if explain:
         waits = pending_deletions(parts, datetime.now(UTC))
@@ -209,7 +219,7 @@ def _show_waits(key: Key, deletions: Iterable[PendingDeletion], *, force: bool) 
 
 def _announce(parts: Parts, *, force: bool) -> None:
     """Show the objects that will be deleted or may remain, and pauses that stop the deletion."""
-    from caphv.api.object import at, being_deleted
+    from caphv.api.object import being_deleted, text_at
     from operations.change.deletionreport import forcible, leftovers_of
     from operations.status.parts import resume_commands
     from operations.status.remedies import resume_command
@@ -227,9 +237,11 @@ def _announce(parts: Parts, *, force: bool) -> None:
         )
         echo(f"  resume it: {command}")
 
-    server = at(parts.harvester_cluster, "spec", "server")
+    # A HarvesterCluster that does not exist, or cannot be read, does not tell the server.
+    server = text_at(parts.harvester_cluster, "spec", "server")
+    harvester = f"Harvester {server}" if server else "Harvester"
     for line in _count_by_kind(leftovers_of(parts)):
-        echo(f"  {'may remain' if force else 'deletes'} on Harvester {server}: {line}")
+        echo(f"  {'may remain' if force else 'deletes'} on {harvester}: {line}")
     if force:
         click.echo(
             f"  sets annotation caphv.io/force-delete on {counted(len(forcible(parts)), 'object')}"

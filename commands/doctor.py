@@ -176,7 +176,8 @@ async def run_checks(
         for cluster in answer.overview.clusters
         if identity is None or cluster.identity == str(identity)
     ]
-    identities = {Key(*cluster.identity.split("/", 1)) for cluster in selected if cluster.identity}
+    names = (cluster.identity.rpartition("/") for cluster in selected if cluster.identity)
+    identities = {Key(namespace, name) for namespace, _, name in names}
     harvesters = await read_harvester_facts(
         client,
         answer.objects,

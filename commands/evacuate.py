@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -130,11 +130,13 @@ def evacuate(host: str, options: EvacuateOptions) -> None:
 async def _prepare(host: str, options: EvacuateOptions, step: Step) -> _Prepared:
     """Read the Harvester with this host, and plan the change. Raises `ChangeError`."""
     from caphv.api.object import NAMESPACES, uid_of
-    from caphv.api.resources import VIRTUAL_MACHINE_INSTANCES
+    from caphv.api.resources import HARVESTER_CLUSTERS, VIRTUAL_MACHINE_INSTANCES
+    from operations.change.changes import ChangeError
     from operations.change.evacuation import clusters_on, find_host, machines_on, plan_evacuation
     from operations.read.harvesterclient import list_everywhere
     from operations.read.management import read_management
     from operations.read.objects import by_key
+    from operations.status.check import skipped
 
     async with (
         management_client(options) as management,
@@ -144,11 +146,18 @@ async def _prepare(host: str, options: EvacuateOptions, step: Step) -> _Prepared
         harvester, hosts = await _owner_of(host, harvesters, hidden)
         system = await harvester.client.get(NAMESPACES, "kube-system")
         objects = await read_management(management, options.namespace, step)
+        if not objects.sees(str(HARVESTER_CLUSTERS)):
+            # Without them, the host would seem to have no machine.
+            reasons = [str(item) for item in objects.unseen if item.what == str(HARVESTER_CLUSTERS)]
+            raise ChangeError(["the clusters on this Harvester are not known", *reasons])
         clusters = clusters_on(objects.clusters, by_key(objects.harvester_clusters), uid_of(system))
         unseen: list[Unseen] = []
         instances, _ = await list_everywhere(harvester, VIRTUAL_MACHINE_INSTANCES, unseen)
     machines = machines_on(host, hosts, clusters, instances)
     plan = plan_evacuation(find_host(hosts, host), hosts, machines, options.value)
+    # Machines that are not seen are moved as well, but no check says so.
+    access = [skipped("access", f"Host {host}", str(item)) for item in unseen]
+    plan = replace(plan, checks=(*plan.checks, *(() if options.cancel else access)))
     return _Prepared(plan, harvester.server, tuple(machines))
 
 
@@ -206,11 +215,13 @@ async def _write(prepared: _Prepared, options: EvacuateOptions) -> None:
 
     async with (
         management_client(options) as management,
-        harvester_clients(management, options) as (harvesters, _),
+        harvester_clients(management, options) as (harvesters, hidden),
     ):
-        client = next(
-            harvester.client for harvester in harvesters if harvester.server == prepared.server
-        )
+        by_server = {harvester.server: harvester.client for harvester in harvesters}
+        client = by_server.get(prepared.server)
+        if client is None:  # while the command asked
+            why = f"no identity for {prepared.server} can be used any more, nothing was changed"
+            raise InputError(why, *map(str, hidden))
         try:
             for patch in prepared.plan.patches:
                 await client.patch(NODES, patch.key.name, "", patch.body)
@@ -269,8 +280,9 @@ def _wait(prepared: _Prepared, options: EvacuateOptions) -> None:
         sys.exit(1)
 
     if options.is_text and not options.cancel:
+        scope = f" of namespace {options.namespace}" if options.namespace else ""
         echo(
-            f"Host {host} is free of machines that the provider moves. Start its maintenance in "
-            "Harvester, which lists any other VMs in the way. Afterwards run: "
+            f"Host {host} is free of machines{scope} that the provider moves. Start its "
+            "maintenance in Harvester, which lists any other VMs in the way. Afterwards run: "
             f"{remedies.CANCEL_EVACUATION(host=host)}"
         )

@@ -2,6 +2,8 @@
 
 import errno
 import importlib
+import io
+import os
 import sys
 from typing import Any
 
@@ -188,8 +190,21 @@ def cli() -> None:
     """Manage Kubernetes clusters on Harvester with Cluster API."""
 
 
+def _accept_any_text() -> None:
+    """Let the standard streams take any character, and be there although they were closed.
+
+    Marks such as ✗ are in no encoding but that of Unicode, and file names may be no text at all.
+    """
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main(name: str = "caphv") -> None:
     """Run the command line."""
+    _accept_any_text()
     try:
         cli(prog_name=name)
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -216,7 +215,10 @@ def _counts(plan: MovePlan) -> dict[str, int]:
 
 
 async def _move(plan: MovePlan, chosen: Selection, options: MoveOptions) -> None:
-    """Move the clusters. If the move fails, say whether they are paused and what to do."""
+    """Move the clusters. If the move fails, say whether they are paused and what to do.
+
+    The caller says so after an interrupt, which may come before the pause.
+    """
     from operations.change.move import Move, MoveError
 
     def report(text: str) -> None:
@@ -238,6 +240,3 @@ async def _move(plan: MovePlan, chosen: Selection, options: MoveOptions) -> None
                 echo(f"Error: {problem}", err=True)
             echo(_MAYBE_PAUSED if error.maybe_paused else _PAUSED, err=True)
             sys.exit(1)
-        except asyncio.CancelledError:  # an interrupt
-            echo(_PAUSED, err=True)
-            raise

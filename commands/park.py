@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +13,7 @@ from caphv.api import remedies
 from caphv.api.object import Key
 from commands.access.changes import apply_plan, confirm, plan_item, until_done
 from commands.access.management import management_client, run
-from commands.errors import InputError
+from commands.errors import CommandError, InputError
 from commands.options.changes import ChangeOptions, WaitOptions, change_options, wait_options
 from commands.options.completion import complete_harvesters
 from commands.options.groups import fill, with_options
@@ -153,6 +153,7 @@ async def _plan(chosen: Selection, options: ParkOptions, step: Step, *, park: bo
 
     from caphv.api.identities import describe, identity_of
     from caphv.api.object import key_of
+    from operations.change.clusterparts import unread_kinds
     from operations.change.parking import plan_park, plan_resume
     from operations.read.harvester import read_harvesters
     from operations.read.management import read_management
@@ -162,13 +163,18 @@ async def _plan(chosen: Selection, options: ParkOptions, step: Step, *, park: bo
         objects = await read_management(client, chosen.namespace, step)
         clusters = chosen
         if options.all_on:
-            keys = await _clusters_on(client, objects, options.all_on)
+            keys = await _clusters_on(client, objects, options, park=park)
             clusters = replace(chosen, keys=keys)
         parts_by_key = {parts.key: parts for parts in parts_of(objects)}
         clusters.require(set(parts_by_key), map(key_of, objects.clusters))
         selected = [parts_by_key[key] for key in dict.fromkeys(clusters.keys)]
+
+        def with_access(plan: Plan) -> Plan:
+            unread = unread_kinds(objects, parts_by_key[plan.cluster].cluster)
+            return replace(plan, checks=(*plan.checks, *unread.checks(plan.cluster)))
+
         if park:
-            return _Prepared(clusters, [plan_park(parts) for parts in selected])
+            return _Prepared(clusters, [with_access(plan_park(parts)) for parts in selected])
 
         infrastructures = [parts.harvester_cluster for parts in selected if parts.harvester_cluster]
         harvesters = await read_harvesters(client, infrastructures, step)
@@ -178,22 +184,46 @@ async def _plan(chosen: Selection, options: ParkOptions, step: Step, *, park: bo
         infrastructure = parts.harvester_cluster or {}
         identity = describe(identity_of(infrastructure))
         why = "; ".join(str(unseen) for unseen in harvesters.unseen if identity in unseen.what)
-        plans.append(plan_resume(parts, harvesters.of(infrastructure), why))
+        plans.append(with_access(plan_resume(parts, harvesters.of(infrastructure), why)))
     return _Prepared(clusters, plans)
 
 
 async def _clusters_on(
-    client: ApiClient, objects: ManagementObjects, harvester: str
+    client: ApiClient, objects: ManagementObjects, options: ParkOptions, *, park: bool
 ) -> tuple[Key, ...]:
-    """Return the clusters on a Harvester, and name those that are left out as they are deleted."""
+    """Return the clusters on a Harvester, and name those that are left out.
+
+    Raises `ChangeError`, also if clusters with an identity that cannot be read would keep running
+    on hosts that the user then shuts down.
+    """
     from caphv.api.object import being_deleted, key_of
-    from operations.change.parking import clusters_on
+    from caphv.api.resources import HARVESTER_CLUSTERS
+    from operations.change.changes import ChangeError
+    from operations.change.parking import clusters_on, unknown_clusters
     from operations.read.accounts import read_accounts
 
-    accounts = (await read_accounts(client, objects.harvester_clusters)).accounts
+    accounts, unread = await read_accounts(client, objects.harvester_clusters)
+    hidden = [unseen for unseen in objects.unseen if unseen.what == str(HARVESTER_CLUSTERS)]
+    reasons = list(map(str, [*hidden, *unread]))
+    try:
+        keys = clusters_on(objects, accounts, options.all_on)
+    except ChangeError as error:
+        raise ChangeError([*error.problems, *reasons]) from None
+
     deleted = {key_of(obj) for obj in objects.clusters if being_deleted(obj)}
+    unknown = set(unknown_clusters(objects, accounts, options.all_on)) - {*keys, *deleted}
+    if unknown and park and not options.force:
+        names = ", ".join(map(str, sorted(unknown)))
+        problem = (
+            f"{names}: also on this Harvester, but without a usable identity. Correct it, or park "
+            "the other clusters with --force"
+        )
+        raise ChangeError([problem, *reasons])
+    for key in sorted(unknown):
+        echo(f"skipped {key}: its identity cannot be used", err=True)
+
     remaining = []
-    for key in clusters_on(objects, accounts, harvester):
+    for key in keys:
         if key in deleted:
             echo(f"skipped {key}: it is being deleted", err=True)
         else:
@@ -202,14 +232,17 @@ async def _clusters_on(
 
 
 def _carry_out(prepared: _Prepared, options: ParkOptions, *, park: bool) -> None:
-    """Show the plans, ask, apply them, and wait. Exits with status 1 if a check failed."""
+    """Show the plans, ask, apply them, and wait.
+
+    Exits with status 1 if a check failed, or a cluster could not be changed.
+    """
     plans = prepared.plans
     changed = [plan for plan in plans if plan.changes]
     is_forbidden = any(plan.errors for plan in changed) and not options.force
     _show(plans, options)
 
     if is_forbidden or options.dry_run or not changed:
-        _report(plans, options, applied=False)
+        _report(plans, options)
     if is_forbidden:
         echo(
             "Nothing was changed: a check failed. Correct the cause, or override it with --force.",
@@ -222,9 +255,10 @@ def _carry_out(prepared: _Prepared, options: ParkOptions, *, park: bool) -> None
     if changed:
         names = ", ".join(str(plan.cluster) for plan in changed)
         confirm(options, f"{'Park' if park else 'Resume'} {names}?")
-        for plan in changed:
-            apply_plan(plan, options)
-        _report(plans, options, applied=True)
+        applied = _apply(changed, options)
+        _report(plans, options, applied)
+        if len(applied) < len(changed):
+            sys.exit(1)
     if options.wait:
         _wait(prepared.clusters, options, park=park)
     elif changed and options.is_text:
@@ -248,11 +282,36 @@ def _show(plans: Sequence[Plan], options: ParkOptions) -> None:
         out.show(plan)
 
 
-def _report(plans: Sequence[Plan], options: ParkOptions, *, applied: bool) -> None:
-    """Write the plans as data, unless the output is text."""
+def _apply(plans: Sequence[Plan], options: ParkOptions) -> set[Key]:
+    """Apply the plans, and return the clusters that were changed.
+
+    An error of one cluster, such as a missing right, must not keep the others from being parked.
+    Raises `CommandError` if no cluster was changed.
+    """
+    applied = set()
+    errors = []
+    for plan in plans:
+        try:
+            apply_plan(plan, options)
+        except CommandError as error:
+            errors.append(error)
+        else:
+            applied.add(plan.cluster)
+
+    if not applied:
+        raise errors[0]
+    for failure in errors:
+        failure.show()
+    for key in sorted({plan.cluster for plan in plans} - applied):
+        echo(f"not changed: {key}", err=True)
+    return applied
+
+
+def _report(plans: Sequence[Plan], options: ParkOptions, applied: Set[Key] = frozenset()) -> None:
+    """Write the plans, with the clusters that were changed, as data, unless the output is text."""
     if options.is_text:
         return
-    items = [plan_item(plan, applied=applied and bool(plan.changes)) for plan in plans]
+    items = [plan_item(plan, applied=plan.cluster in applied) for plan in plans]
     print_data(options.output, items=items)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -186,7 +187,7 @@ def _read_objects(path: Path, problems: list[str]) -> list[Obj]:
             elif obj["kind"] == "ClusterDefinition":
                 problems.append(
                     f"{path}: document {number} is a ClusterDefinition: pass its objects, "
-                    f"{remedies.PLAN_DEFINITION(path=path)}"
+                    f"{remedies.PLAN_DEFINITION(path=shlex.quote(str(path)))}"
                 )
             else:
                 objects.append(obj)

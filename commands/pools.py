@@ -211,8 +211,10 @@ async def _audit(names: Iterable[str], options: HarvesterOptions, step: Step) ->
                     report for report in pool_state.reports() if not names or report.name in names
                 ]
 
-    if not reports:
-        what = f"no IPPool {', '.join(names)}" if names else "no IPPool"
+    read = {report.name for report in reports}
+    missing = [name for name in dict.fromkeys(names) if name not in read]
+    if missing or not reports:
+        what = " ".join(filter(None, ["no IPPool", ", ".join(missing)]))
         raise InputError("; ".join([f"{what} can be read on any Harvester", *map(str, unseen)]))
     return _Audit(tuple(reports), tuple(unseen))
 

@@ -15,7 +15,7 @@ from caphv.api import remedies
 from caphv.api.counting import counted, name_some
 from commands.access.changes import confirm
 from commands.access.management import management_client, run
-from commands.errors import InputError
+from commands.errors import CommandError, InputError
 from commands.options.changes import ChangeOptions
 from commands.options.formats import output_option
 from commands.options.groups import fill
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from operations.backup.files import Backup
     from operations.backup.order import Step
     from operations.backup.writing import Restore
+
+_INTERRUPTED = "Interrupted. Restored clusters may be paused. Run the command again to continue."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,14 +160,14 @@ def restore(directory: Path, options: RestoreOptions) -> None:
         confirm(options, f"Create {counted(pending, 'object')}, paused, on {plan.server}?")
     with patient_progress() as step:
         step(f"creating {counted(pending, 'object')}")
-        failed = run(_create(plan, options))
+        failed = run(_create(plan, options), _INTERRUPTED)
     if failed:
         number = counted(len(failed), "object")
         _fail(failed, f"{number} could not be created. Correct the cause and run the command again")
 
     with patient_progress() as step:
         step("reading all objects back")
-        failed = run(_verify(plan, options))
+        failed = run(_verify(plan, options), _INTERRUPTED)
     if failed and not options.accept_differences:
         remedy = (
             "Correct them and run the command again, or accept the differences with "
@@ -303,7 +305,7 @@ def _resume(plan: Restore, options: RestoreOptions) -> bool:
         async with management_client(options) as client:
             return await unpause(client, plan)
 
-    if failed := run(unpause_all()):
+    if failed := run(unpause_all(), _INTERRUPTED):
         _fail(failed, "Some objects are still paused. Run the command again")
     options.say(f"Restored. The provider now adopts the VMs. Follow it: {remedies.FOLLOW_ALL}")
     return True
@@ -429,10 +431,19 @@ async def _create(plan: Restore, options: RestoreOptions) -> list[str]:
 
 
 async def _verify(plan: Restore, options: RestoreOptions) -> list[str]:
+    """Read all objects back, and return the differences. Raises `CommandError`."""
+    from caphv.runtime.errors import RequestError
     from operations.backup.writing import verify
 
     async with management_client(options) as client:
-        return await verify(client, plan)
+        try:
+            return await verify(client, plan)
+        except RequestError as error:
+            # By its exit status, an error of a request says that nothing was changed.
+            raise CommandError(
+                f"created objects cannot be read back, and all stay paused: {error}. Run the "
+                "command again"
+            ) from None
 
 
 def _fail(failed: list[str], summary: str) -> None:

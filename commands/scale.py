@@ -140,12 +140,13 @@ def _plan(answer: Answer, key: Key, target: Scale, scope: ScopeOptions) -> Plan:
     """Plan the change, with checks of the required capacity. Raises `ChangeError`."""
     from dataclasses import replace
 
+    from caphv.api.object import at
     from operations.capacity.preflight import (
         Demand,
         check_room,
         size_of,
     )
-    from operations.change.clusterparts import parts_and_deployments
+    from operations.change.clusterparts import parts_and_deployments, require_read, unread_kinds
     from operations.change.scaling import (
         growing_devices,
         growth,
@@ -154,6 +155,11 @@ def _plan(answer: Answer, key: Key, target: Scale, scope: ScopeOptions) -> Plan:
     )
 
     parts, deployments = parts_and_deployments(answer.objects, key)
+    unread = unread_kinds(answer.objects, parts.cluster)
+    # Without a topology, what is not seen would count as absent.
+    if not at(parts.cluster, "spec", "topology"):
+        require_read(key, unread.deployments if target.workers else ())
+        require_read(key, unread.control_plane if target.control_plane is not None else ())
     plan = plan_scale(parts, deployments, target)
     harvester = answer.harvesters.of(parts.harvester_cluster) if parts.harvester_cluster else None
     machines = list(parts.harvester_machines.values())
@@ -163,7 +169,8 @@ def _plan(answer: Answer, key: Key, target: Scale, scope: ScopeOptions) -> Plan:
     templates = _read_templates(keys, scope) if keys else {}
     devices = growing_devices(parts, deployments, target, templates)
     demand = Demand(growth(plan), size, [devices])
-    return replace(plan, checks=(*plan.checks, *check_room(parts, harvester, demand)))
+    checks = (*plan.checks, *unread.checks(key), *check_room(parts, harvester, demand))
+    return replace(plan, checks=checks)
 
 
 def _read_templates(keys: list[Key], scope: ScopeOptions) -> dict[Key, Obj]:

@@ -92,19 +92,31 @@ def plan_item(plan: Plan, *, applied: bool) -> Obj:
 
 
 def apply_plan(plan: Plan, management: ManagementOptions) -> None:
-    """Make the changes of a plan. Raises `CommandError` if an object was changed meanwhile."""
-    from caphv.runtime.errors import Conflict
+    """Make the changes of a plan.
+
+    Raises `CommandError` if an object was changed meanwhile, or after a part of the changes.
+    """
+    from caphv.runtime.errors import Conflict, RequestError
 
     async def write_all() -> None:
         from operations.change.patchwriter import write_patches
 
+        written: list[str] = []
         async with management_client(management) as client:
             try:
-                await write_patches(client, plan.patches)
-            except Conflict as error:
-                raise CommandError(
-                    f"cluster {plan.cluster} was modified meanwhile; run the command again: {error}"
-                ) from None
+                for patch in plan.patches:
+                    await write_patches(client, [patch])
+                    written.append(f"{patch.kind} {patch.key}")
+            except RequestError as error:
+                done = f"{', '.join(written)} changed, and nothing else: " if written else ""
+                if isinstance(error, Conflict):
+                    raise CommandError(
+                        f"{done}cluster {plan.cluster} was modified meanwhile; run the command "
+                        f"again: {error}"
+                    ) from None
+                if written:
+                    raise CommandError(f"{done}{error}") from None
+                raise
 
     run(write_all())
 

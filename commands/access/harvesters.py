@@ -29,6 +29,7 @@ async def harvester_clients(
     from operations.read.accounts import read_accounts
     from operations.read.harvesterclient import HarvesterClient
     from operations.read.management import list_all
+    from operations.read.objects import target_namespaces
     from operations.read.servers import HARVESTER_SECONDS
 
     # The account of a user may be limited to one namespace.
@@ -39,7 +40,7 @@ async def harvester_clients(
 
     async with AsyncExitStack() as stack:
         if options.harvester_kubeconfig:
-            targets = frozenset(str(obj["spec"]["targetNamespace"]) for obj in clusters)
+            targets = target_namespaces(clusters)
             lent = kubeconfig_client(options.harvester_kubeconfig, targets)
             yield [await stack.enter_async_context(lent)], []
             return

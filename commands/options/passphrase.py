@@ -44,8 +44,11 @@ def read_passphrase(file: Path | None, *, new: bool = False) -> str:
             raise click.UsageError(
                 f"the backup needs a passphrase: use --passphrase-file or {VARIABLE}{other}"
             )
+        # Standard output may be data, or the manifests of pools.
         passphrase = str(
-            click.prompt("Passphrase of the backup", hide_input=True, confirmation_prompt=new)
+            click.prompt(
+                "Passphrase of the backup", hide_input=True, confirmation_prompt=new, err=True
+            )
         )
     if new and len(passphrase) < MIN_PASSPHRASE_LENGTH:
         raise InputError(

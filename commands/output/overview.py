@@ -44,7 +44,8 @@ def console() -> Console:
     """
     if sys.stdout.isatty():
         return Console(highlight=False, soft_wrap=False)
-    return Console(highlight=False, no_color=True, width=_PIPE_WIDTH, emoji=False)
+    # FORCE_COLOR and TTY_COMPATIBLE, which CI systems set, would fill each line up to this width.
+    return Console(highlight=False, force_terminal=False, width=_PIPE_WIDTH, emoji=False)
 
 
 def show(

@@ -1,6 +1,7 @@
 """Shared parts of the `caphv sandbox` commands: options, error messages and progress."""
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,7 +78,7 @@ def running_sandbox(name: str | None, folder: Path | None) -> "Sandbox":
 def selecting_options(name: str | None, folder: Path | None) -> str:
     """Return the options that select the same sandbox in another command."""
     if folder:
-        return f" --dir {folder}"
+        return f" --dir {shlex.quote(str(folder))}"
     return f" --name {name}" if name else ""
 
 

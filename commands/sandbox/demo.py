@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shlex
 import sys
 import tempfile
 import time
@@ -68,14 +69,15 @@ def demo(*, keep: bool, boot_seconds: float) -> None:
         click.echo(
             f"FAILED after {time.monotonic() - started:.0f} s; logs are in {folder}. To remove it:"
         )
-        click.echo(f"  caphv sandbox down --dir {folder}")
+        click.echo(f"  caphv sandbox down --dir {shlex.quote(str(folder))}")
         sys.exit(1)
 
     click.echo(summary.replace("SECONDS", f"{time.monotonic() - started:.0f} s"))
     if keep:
         # Each command fits into 80 columns.
-        click.echo(f"  export KUBECONFIG={box.kubeconfig('management')}")
-        click.echo(f"  caphv sandbox down --dir {folder}")
+        kubeconfig = shlex.quote(str(box.kubeconfig("management")))
+        click.echo(f"  export KUBECONFIG={kubeconfig}")
+        click.echo(f"  caphv sandbox down --dir {shlex.quote(str(folder))}")
 
 
 async def _demo(box: Any, progress: Any, *, keep: bool) -> str:

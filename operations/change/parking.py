@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -102,15 +102,35 @@ def clusters_on(objects: ManagementObjects, accounts: Collection[Account], name:
         for account in accounts
         if (account.kubeconfig.server, account.kubeconfig.ca) in harvesters
     }
-    infrastructures = {
-        key_of(obj) for obj in objects.harvester_clusters if identity_of(obj) in identities
-    }
-    return sorted(
-        key_of(obj)
-        for obj in objects.clusters
-        if Key(key_of(obj).namespace, text_at(obj, "spec", "infrastructureRef", "name"))
-        in infrastructures
+    return _clusters_with(
+        objects, lambda harvester_cluster: identity_of(harvester_cluster) in identities
     )
+
+
+def unknown_clusters(
+    objects: ManagementObjects, accounts: Collection[Account], name: str
+) -> list[Key]:
+    """Return the clusters that were on a Harvester, and whose identity cannot be read now.
+
+    :param objects: objects of the management cluster
+    :param accounts: the identities that can be read
+    :param name: URL or host of Harvester, or namespace and name of an identity Secret
+    """
+    known = {account.identity for account in accounts}
+    named = name.rstrip("/").lower()
+    servers = {
+        account.kubeconfig.server.rstrip("/").lower()
+        for account in accounts
+        if named in _names_of(account)
+    }
+
+    def is_unknown(harvester_cluster: Obj) -> bool:
+        # The provider writes the server, as soon as it has reached it.
+        server = text_at(harvester_cluster, "spec", "server").rstrip("/").lower()
+        is_there = server in servers or named in _names_of_server(server)
+        return bool(server) and is_there and identity_of(harvester_cluster) not in known
+
+    return _clusters_with(objects, is_unknown)
 
 
 def host_checklist(harvester: str, clusters: Sequence[Key], resume: str) -> list[str]:
@@ -253,9 +273,25 @@ def _why_unready(host: Obj) -> str:
     return f"{name} ({reason})" if reason else ""
 
 
+def _clusters_with(objects: ManagementObjects, is_chosen: Callable[[Obj], bool]) -> list[Key]:
+    """Return the clusters with a chosen HarvesterCluster, sorted by namespace and name."""
+    infrastructures = {key_of(obj) for obj in objects.harvester_clusters if is_chosen(obj)}
+    return sorted(
+        key_of(obj)
+        for obj in objects.clusters
+        if Key(key_of(obj).namespace, text_at(obj, "spec", "infrastructureRef", "name"))
+        in infrastructures
+    )
+
+
 def _names_of(account: Account) -> set[str]:
     """Return the names that a user may give to the Harvester of an identity, in lower case."""
-    server = account.kubeconfig.server.rstrip("/").lower()
-    url = urlsplit(server)
+    return {*_names_of_server(account.kubeconfig.server), str(account.identity)}
+
+
+def _names_of_server(server: str) -> set[str]:
+    """Return the names that a user may give to a server, in lower case."""
+    address = server.rstrip("/").lower()
+    url = urlsplit(address)
     host = url.hostname or ""
-    return {server, url.netloc, host, f"[{host}]", str(account.identity)}
+    return {address, url.netloc, host, f"[{host}]"}

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from caphv.api.object import Key
+from caphv.api.object import Key, at
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict, RequestError
 from caphv.runtime.kubeconfig import KubeconfigError
@@ -19,7 +19,7 @@ from operations.capacity.preflight import (
     size_of,
 )
 from operations.change.changes import Patch, Plan
-from operations.change.clusterparts import cluster_and_parts
+from operations.change.clusterparts import Unread, cluster_and_parts, require_read, unread_kinds
 from operations.change.disruptions import disruption_checks
 from operations.change.patchwriter import write_patches
 from operations.change.upgradeplan import (
@@ -32,7 +32,7 @@ from operations.change.upgradeplan import (
 from operations.read.chartlimits import ChartLimits, read_chart_limits
 from operations.read.harvester import read_harvester
 from operations.read.management import Step
-from operations.read.objects import HarvesterObjects, ManagementObjects
+from operations.read.objects import HarvesterObjects, ManagementObjects, Unseen
 from operations.read.servers import HARVESTER_SECONDS, answering_client
 from operations.status.model import Cluster
 from operations.status.parts import Parts
@@ -54,6 +54,8 @@ async def plan_with_checks(
     """
     parts, deployments, cluster = cluster_and_parts(answer.objects, key)
     plan = plan_upgrade(parts, deployments, cluster, version)
+    unread = unread_kinds(answer.objects, parts.cluster)
+    require_read(key, _needed(parts, unread))
     if not plan.changes:
         return plan
 
@@ -67,7 +69,23 @@ async def plan_with_checks(
     step("reading the workload cluster")
     budgets = await disruption_checks(client, plan.cluster)
     room = check_room(parts, harvester, demand)
-    return replace(plan, checks=(*plan.checks, *charts, *objects, *room, *budgets))
+    checks = (*plan.checks, *unread.checks(key), *charts, *objects, *room, *budgets)
+    return replace(plan, checks=checks)
+
+
+def _needed(parts: Parts, unread: Unread) -> list[Unseen]:
+    """Return the kinds that decide what to patch, and when, as far as they could not be read.
+
+    Workers that are not seen would be left out, and those of machines that are not seen would be
+    upgraded before their API server. With a topology, Cluster API keeps the order.
+    """
+    if _has_topology(parts):
+        return []
+    return [*unread.control_plane, *unread.deployments, *unread.machines]
+
+
+def _has_topology(parts: Parts) -> bool:
+    return bool(at(parts.cluster, "spec", "topology"))
 
 
 class _Surroundings(NamedTuple):
@@ -108,7 +126,8 @@ def observe_rollout(objects: ManagementObjects, key: Key, version: str) -> Rollo
     machines = progress(parts, cluster, version)
     plan = plan_upgrade(parts, deployments, cluster, version)
     # With a topology, Cluster API itself changes the workers after the control plane.
-    due = () if "topology" in parts.cluster["spec"] else plan.patches
+    is_seen = not _needed(parts, unread_kinds(objects, parts.cluster))
+    due = plan.patches if is_seen and not _has_topology(parts) else ()
     return Rollout(cluster, machines, due, machines.complete and not plan.changes)
 
 

@@ -187,8 +187,8 @@ def _patches(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, target:
     :param cluster: its model
     :param target: the version
     """
-    topology = parts.cluster["spec"].get("topology")
-    if topology is not None:
+    topology = at(parts.cluster, "spec", "topology")
+    if topology:
         before = str(topology.get("version") or "")
         change = Change(f"Cluster {parts.key}", "spec.topology.version", before, target)
         patch = patch_of(parts.cluster, {"spec": {"topology": {"version": target}}}, [change])

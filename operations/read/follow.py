@@ -22,6 +22,8 @@ _FIRST_SECONDS = 20.0
 # A state that lasts too long becomes a problem, although no object changes.
 _MAX_DELAY_SECONDS = 30.0
 _EVENT_KINDS = ("Cluster", "HarvesterCluster", "HarvesterMachine")
+# The page does not wait for these, and is right without them for a moment.
+_LATER_KINDS = ("Event", "MachineHealthCheck")
 _EVENT_FIELDS = ("series", "lastTimestamp", "eventTime", "count")
 # As long as the message of an Event of the newer API may be. The older one has no limit.
 _MAX_TEXT_LENGTH = 1024
@@ -195,13 +197,15 @@ class Follower:
         await self._wait_for_lists(started)
 
     def _report(self, objects: ManagementObjects, informer: Informer) -> None:
-        """Record the error of an informer that could not read its kind."""
+        """Record why an informer has not read its kind."""
         error = informer.last_error
         kind = str(informer.resource)
         if isinstance(error, (ApiError, Unreachable)):
             objects.unseen.append(unseen(kind, error))
         elif error is not None:
             objects.unseen.append(Unseen(kind, f"{type(error).__name__}: {error}"))
+        elif not informer.synced and informer.resource.kind not in _LATER_KINDS:
+            objects.unseen.append(Unseen(kind, "not read yet"))
 
 
 def _slim_event(event: Obj) -> Obj:

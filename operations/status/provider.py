@@ -5,6 +5,7 @@ The leader renews a Lease. Without leader election, the only provider does.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -51,7 +52,7 @@ def sandbox_of(namespace: Obj | None) -> str:
 
 def start_sandbox(folder: str) -> str:
     """Return the next step for a provider that a sandbox is to run."""
-    return f"Start what the sandbox lacks: {remedies.START_SANDBOX(folder=folder)}"
+    return f"Start what the sandbox lacks: {remedies.START_SANDBOX(folder=shlex.quote(folder))}"
 
 
 async def _newest_provider(client: ApiClient, now: datetime) -> Provider | None:

@@ -12,6 +12,7 @@ from caphv.runtime.errors import RequestError
 from operations.change.rotation.identity import CLIENT_OPTIONS, RotatedIdentity
 from operations.change.rotation.plan import RotationPlan
 from operations.doctor import rights
+from operations.read.objects import target_namespaces
 
 ADMINISTRATOR_HINT = "; an administrator can: --harvester-kubeconfig FILE"
 
@@ -113,9 +114,8 @@ def describe_missing(
     :param missing: rights that the provider needs
     :param lost: optional rights, which the former token has
     """
-    targets = (str(cluster["spec"]["targetNamespace"]) for cluster in identity.clusters)
-    more = rights.optional_flags(lost)
-    command = remedies.GRANT_RIGHTS(target=next(targets, "NAMESPACE"), more=more)
+    target = min(target_namespaces(identity.clusters), default="NAMESPACE")
+    command = remedies.GRANT_RIGHTS(target=target, more=rights.optional_flags(lost))
     return (
         f"the account may not {'; '.join(rights.describe([*missing, *lost]))}. Grant it: "
         f"{command}, with --name and --namespace of the account"

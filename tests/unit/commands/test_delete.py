@@ -14,12 +14,14 @@ from click.testing import CliRunner, Result
 
 from caphv.api import resources
 from caphv.api.object import Resource
+from caphv.runtime.errors import Forbidden
 from commands.main import cli
 from operations.read.harvester import Harvesters
 from operations.read.objects import ManagementObjects
 from operations.status.assembly import overview_of
 from operations.status.query import Answer
 from tests.support.clusters import Builder, ago, condition
+from tests.support.commandservers import Servers
 from tests.support.deletionserver import Server
 
 pytestmark = pytest.mark.unit
@@ -179,3 +181,43 @@ def test_data_says_what_is_deleted_and_what_a_deletion_waits_for(remains: Server
     del remains.builder.cluster["spec"]["paused"]
     done = json.loads(force("-o", "json").stdout)
     assert done["items"][0]["applied"] is True
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Servers:
+    """A management cluster on which some kinds may not be listed."""
+    servers = Servers(monkeypatch, tmp_path)
+    servers.put(Builder(workers=1))
+    return servers
+
+
+def forbid(servers: Servers, kind: str) -> None:
+    servers.management.errors[f"list {kind}"] = Forbidden(403, "Forbidden", f"no right to list {kind}")
+
+
+@pytest.mark.parametrize("kind", ["HarvesterMachine", "HarvesterCluster"])
+@pytest.mark.parametrize("option", ["--yes", "--dry-run"])
+def test_nothing_is_forced_while_a_kind_cannot_be_read(
+    limited: Servers, tmp_path: Path, kind: str, option: str
+) -> None:
+    forbid(limited, kind)
+    result = limited.caphv("delete", "team/shop", "--force", option)
+    assert (result.exit_code, limited.management.requests) == (2, [])
+    assert f"no right to list {kind}" in result.stderr
+    assert not list(tmp_path.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("kind", ["Machine", "HarvesterMachine", "HarvesterCluster", "RKE2ControlPlane"])
+@pytest.mark.parametrize("option", ["--yes", "--dry-run", "--explain"])
+def test_kinds_that_cannot_be_read_are_named(limited: Servers, kind: str, option: str) -> None:
+    forbid(limited, kind)
+    result = limited.caphv("delete", "team/shop", option)
+    assert result.exit_code == 0, result.output
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("not seen: ")]
+    assert f"no right to list {kind}" in line
+
+
+def test_without_a_harvester_cluster_its_server_is_not_named(limited: Servers) -> None:
+    forbid(limited, "HarvesterCluster")
+    result = limited.caphv("delete", "team/shop", "--dry-run")
+    assert "  deletes on Harvester: 2 VirtualMachines: cp-1, worker-1" in result.stdout.splitlines()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from caphv.api.evacuation import describe_left
 from caphv.api.names import CLUSTER_LABEL, EVACUATE_ANNOTATION
-from caphv.api.object import Obj, annotations_of
+from caphv.api.object import Obj, Resource, annotations_of
 from caphv.runtime.errors import Forbidden
+from commands import evacuate as command
+from operations.read.objects import Unseen
 from tests.support.clusters import Builder, condition
 from tests.support.commandservers import Servers
 
@@ -164,3 +169,55 @@ def test_a_paused_cluster_is_not_waited_for(servers: Servers) -> None:
     assert (result.exit_code, "team/shop is paused, so these stay: worker-1" in result.output) == (0, True), (
         result.output
     )
+
+
+@pytest.mark.parametrize("option", ["--wait", "--dry-run"])
+def test_a_host_is_not_called_free_while_the_clusters_are_not_known(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """A user may list HarvesterClusters of one namespace, and Clusters of all."""
+    list_some = servers.management.list
+
+    async def refuse_all(resource: Resource, namespace: str = "", **more: Any) -> Obj:
+        if resource.kind == "HarvesterCluster" and not namespace:
+            raise Forbidden(403, "Forbidden", "only in one namespace")
+        return await list_some(resource, namespace, **more)
+
+    monkeypatch.setattr(servers.management, "list", refuse_all)
+    result = servers.caphv("evacuate", "h0", "HARVESTER", "--yes", option)
+    assert (result.exit_code, value(servers)) == (2, None), result.output
+    assert "the clusters on this Harvester are not known" in result.stderr
+    assert "only in one namespace" in result.stderr
+
+
+def test_vms_that_are_not_seen_are_named(servers: Servers) -> None:
+    servers.harvester.errors["list VirtualMachineInstance"] = Forbidden(403, "Forbidden", "no right to list them")
+    result = servers.caphv("evacuate", "h0", "HARVESTER", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "- access: " in result.stdout
+    assert "no right to list them" in result.stdout
+
+
+def test_a_namespace_limits_what_is_known_about_a_host(servers: Servers) -> None:
+    put_cluster(servers, condition("HostsEvacuated", "True", "", describe_left(["h0"])))
+    put_host(servers, "h0", **{EVACUATE_ANNOTATION: "true"})
+    result = servers.caphv("evacuate", "h0", "HARVESTER", "--wait", "-n", "team")
+    assert result.exit_code == 0, result.output
+    assert "Host h0 is free of machines of namespace team that the provider moves" in result.stdout
+
+
+def test_a_harvester_that_is_lost_after_the_question_is_named(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def none_left(*_: object) -> AsyncIterator[Any]:
+        yield [], [Unseen("identity Secret team/identity", "no answer")]
+
+    def confirm(*_: object) -> None:
+        monkeypatch.setattr(command, "harvester_clients", none_left)
+
+    monkeypatch.setattr(command, "confirm", confirm)
+    result = servers.caphv("evacuate", "h0", "HARVESTER")
+    assert (result.exit_code, value(servers)) == (2, None), result.output
+    assert "no identity for https://harvester:6443 can be used any more, nothing was changed" in result.stderr
+    assert "identity Secret team/identity: no answer" in result.stderr

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import os
 import re
 import subprocess
@@ -10,11 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import aiohttp
+import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
 from caphv.runtime import logs
+from commands import main as command_line
 from commands.main import COMMANDS, cli
 from commands.options.groups import pick
 from commands.run import run
@@ -263,6 +266,12 @@ def test_status_of_nothing_exits_with_1(tmp_path: Path) -> None:
     assert '"status": "absent"' in result.output
 
 
+def test_commands_for_a_sandbox_fit_a_shell(tmp_path: Path) -> None:
+    folder = tmp_path / "my box"
+    result = call("sandbox", "status", "--dir", str(folder))
+    assert f"To start it: caphv sandbox up --dir '{folder}'" in result.output
+
+
 @pytest.mark.parametrize("output", ["text", "yaml"])
 def test_status_of_a_broken_sandbox_names_the_missing_part(tmp_path: Path, output: str) -> None:
     State(SandboxSettings(), network="127.10.0.0/16", ready=True, processes={"etcd": ProcessRecord(1)}).save(tmp_path)
@@ -367,3 +376,22 @@ def test_a_full_disk_behind_the_output_is_reported() -> None:
         command = [sys.executable, "-m", "caphv", "schema", "print"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (1, "Error: No space left on device\n")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
+def test_text_that_an_encoding_lacks_is_escaped(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    monkeypatch.setattr(command_line, "cli", lambda **_: click.echo("✗ a\udcff"))
+    command_line.main()
+    mark = "✗" if encoding == "utf-8" else r"\u2717"
+    assert written.getvalue().decode(encoding) == rf"{mark} a\udcff" + "\n"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_command_has_its_streams_although_they_are_closed(monkeypatch: pytest.MonkeyPatch, stream: str) -> None:
+    seen = []
+    monkeypatch.setattr(sys, stream, None)
+    monkeypatch.setattr(command_line, "cli", lambda **_: seen.append(getattr(sys, stream).isatty()))
+    command_line.main()
+    assert seen == [False]

@@ -301,3 +301,17 @@ def test_an_address_has_the_colour_of_its_state(shown: Shown, verdict: Verdict, 
     assert has(text, str(verdict), *codes)
     row = lines(text)[-1]
     assert (len(row) <= 40, row.endswith("…")) == (True, True)
+
+
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_a_pipe_gets_plain_lines_although_the_environment_asks_for_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    builder = Builder()
+    builder.break_machine("worker-1", "VMNotFound", LONG)
+    overview.show(overview.console(), overview_of(builder.objects(), NOW), with_namespace=True, now=NOW)
+    text = capsys.readouterr().out
+    assert LONG in text
+    assert "\x1b" not in text
+    assert [line for line in text.splitlines() if line != line.rstrip()] == []

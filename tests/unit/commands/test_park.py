@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from caphv.api.names import PARK_ANNOTATION
 from caphv.api.object import Key, Obj, annotations_of
+from caphv.runtime.errors import Forbidden
 from operations.change import parking as operation
+from tests.support import kubeconfigs
 from tests.support.clusters import Builder, condition
 from tests.support.commandservers import Servers
 
@@ -128,3 +133,74 @@ def test_a_cluster_in_deletion_keeps_no_other_of_its_harvester(
     assert result.exit_code == 0, result.output
     assert "skipped team/gone: it is being deleted" in result.output
     assert annotations_of(cluster(servers))[PARK_ANNOTATION] == "true"
+
+
+@pytest.mark.parametrize("command", ["park", "resume"])
+def test_a_check_says_what_is_not_seen(servers: Servers, command: str) -> None:
+    servers.management.errors["list Machine"] = Forbidden(403, "Forbidden", "no right to list Machine")
+    result = servers.caphv(command, "team/shop", "--dry-run")
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("- access: ")]
+    assert "no right to list Machine" in line
+
+
+@pytest.fixture
+def two(servers: Servers) -> Servers:
+    """Two clusters on one Harvester, of which the second has an identity that does not exist."""
+    config = yaml.safe_dump(kubeconfigs.with_cluster(server="https://harvester:6443"))
+    metadata = {"name": "identity", "namespace": "team"}
+    data = {"kubeconfig": base64.b64encode(config.encode()).decode()}
+    servers.management.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
+    other = Builder("other", prefix="other-")
+    other.harvester_cluster["spec"]["identitySecret"] = {"namespace": "team", "name": "lost"}
+    servers.put(other)
+    return servers
+
+
+def test_no_cluster_of_a_harvester_is_left_out_silently(two: Servers) -> None:
+    result = two.caphv("park", "--all-on", "harvester", "--yes")
+    assert (result.exit_code, two.management.requests) == (2, []), result.output
+    assert "team/other: also on this Harvester, but without a usable identity" in result.stderr
+    assert "identity Secret team/lost: does not exist" in result.stderr
+
+    result = two.caphv("park", "--all-on", "harvester", "--yes", "--force")
+    assert (result.exit_code, two.management.requests) == (0, ["patch Cluster shop"]), result.output
+    assert "skipped team/other: its identity cannot be used" in result.stderr
+
+
+def test_a_cluster_of_another_harvester_may_have_any_identity(two: Servers) -> None:
+    other = Builder("other", prefix="other-")
+    other.harvester_cluster["spec"] |= {
+        "identitySecret": {"namespace": "team", "name": "lost"},
+        "server": "https://elsewhere:6443",
+    }
+    two.put(other)
+    result = two.caphv("park", "--all-on", "harvester", "--yes")
+    assert (result.exit_code, two.management.requests) == (0, ["patch Cluster shop"]), result.output
+    assert "team/other" not in result.output
+
+
+def test_a_harvester_whose_identities_cannot_be_read_says_why(servers: Servers) -> None:
+    result = servers.caphv("park", "--all-on", "harvester", "--yes")
+    assert result.exit_code == 2
+    assert "no cluster has an identity for Harvester harvester" in result.stderr
+    assert "identity Secret team/identity: does not exist" in result.stderr
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_a_cluster_that_may_not_be_changed_keeps_no_other_from_being_parked(servers: Servers, output: str) -> None:
+    servers.put(Builder("other", prefix="other-"))
+    servers.management.errors["patch Cluster other"] = Forbidden(403, "Forbidden", "no right to patch it")
+    result = servers.caphv("park", "team/other", "team/shop", "--yes", "--wait", "-o", output)
+    assert result.exit_code == 1, result.output
+    assert annotations_of(cluster(servers))[PARK_ANNOTATION] == "true"
+    assert "no right to patch it" in result.stderr
+    assert "not changed: team/other" in result.stderr
+    if output == "json":
+        items = json.loads(result.stdout)["items"]
+        assert {item["cluster"]: item["applied"] for item in items} == {"team/other": False, "team/shop": True}
+
+
+def test_an_only_cluster_that_may_not_be_changed_is_an_error_of_the_server(servers: Servers) -> None:
+    servers.management.errors["patch Cluster shop"] = Forbidden(403, "Forbidden", "no right to patch it")
+    result = servers.caphv("park", "team/shop", "--yes", "-o", "json")
+    assert (result.exit_code, result.stdout, "no right to patch it" in result.stderr) == (2, "", True)

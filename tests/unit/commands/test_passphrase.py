@@ -18,6 +18,11 @@ pytestmark = pytest.mark.unit
 LONG = "x" * MIN_PASSPHRASE_LENGTH
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.fixture(autouse=True)
 def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -89,13 +94,10 @@ def test_without_a_terminal_there_is_no_question(new: bool, monkeypatch: pytest.
 
 @pytest.mark.parametrize("new", [False, True])
 def test_on_a_terminal_a_new_passphrase_is_asked_for_twice(new: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     asked = []
 
-    def prompt(text: str, *, hide_input: bool, confirmation_prompt: bool) -> str:
+    def prompt(text: str, *, hide_input: bool, confirmation_prompt: bool, err: bool) -> str:
+        assert err
         asked.append((text, hide_input, confirmation_prompt))
         return LONG
 
@@ -103,3 +105,14 @@ def test_on_a_terminal_a_new_passphrase_is_asked_for_twice(new: bool, monkeypatc
     monkeypatch.setattr(click, "prompt", prompt)
     assert read_passphrase(None, new=new) == LONG
     assert asked == [("Passphrase of the backup", True, new)]
+
+
+def test_questions_and_what_is_wrong_with_answers_leave_standard_output_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([LONG, f"{LONG}y", LONG, LONG])
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(click.termui, "hidden_prompt_func", lambda _question: next(answers))
+    assert read_passphrase(None, new=True) == LONG
+    output = capsys.readouterr()
+    assert (output.out, "do not match" in output.err) == ("", True)

@@ -99,6 +99,12 @@ def test_what_is_no_manifest_is_refused_before_a_request(servers: Servers, text:
     assert servers.caphv("plan", "-f", "x.yaml").exit_code == 2
 
 
+def test_the_command_for_a_definition_fits_a_shell(servers: Servers) -> None:
+    Path("my cluster.yaml").write_text("apiVersion: caphv.io/v1\nkind: ClusterDefinition\nmetadata: {name: a}")
+    result = servers.caphv("plan", "-f", "my cluster.yaml")
+    assert "caphv generate --definition 'my cluster.yaml' | caphv plan -f -" in result.stderr
+
+
 def test_files_that_do_not_exist_and_empty_directories_are_refused(servers: Servers, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("gone.yaml", "empty"):

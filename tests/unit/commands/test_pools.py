@@ -120,6 +120,13 @@ def test_with_no_harvester_there_is_nothing_to_show(call: Any) -> None:
     assert (result.exit_code, "no IPPool can be read on any Harvester; Harvester https" in result.output) == (2, True)
 
 
+@pytest.mark.parametrize("command", ["audit", "release"])
+def test_a_name_that_no_pool_has_is_not_passed_over(call: Any, command: str) -> None:
+    result = call(command, "a", "typo", of=[harvester(1, leaking("a"), leaking("b"))])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "no IPPool typo can be read on any Harvester" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("errors", "hidden"),
     [

@@ -264,6 +264,25 @@ def test_capacity_of_all_namespaces_is_the_default(servers: Servers) -> None:
     assert (result.exit_code, "are mutually exclusive" in result.output) == (2, True)
 
 
+@pytest.mark.parametrize("words", [("capacity",), ("pools", "audit"), ("leftovers",)], ids=" ".join)
+def test_a_cluster_without_a_target_namespace_does_not_hide_a_harvester(
+    servers: Servers, words: tuple[str, ...]
+) -> None:
+    older = Builder("older", prefix="older-")
+    del older.harvester_cluster["spec"]["targetNamespace"]
+    servers.put(older)
+    result = servers.caphv(*words, "HARVESTER")
+    assert isinstance(result.exception, SystemExit | None), result.exception
+
+
+def test_an_identity_without_a_namespace_is_a_problem_of_its_cluster(servers: Servers) -> None:
+    builder = Builder()
+    builder.harvester_cluster["spec"]["identitySecret"] = {"namespace": "", "name": "identity"}
+    servers.put(builder)
+    result = servers.caphv("doctor", "team/shop")
+    assert "✗ Secret identity" in result.stdout.splitlines(), result.output
+
+
 def test_identities_of_one_harvester_are_one(servers: Servers) -> None:
     other = Builder("other", prefix="other-")
     other.harvester_cluster["spec"] |= {"identitySecret": {"namespace": "team", "name": "second"}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -222,6 +223,31 @@ def test_objects_that_are_other_than_in_the_backup_stay_paused(servers: Servers)
     restored = cluster(servers)
     assert restored is not None
     assert not is_paused(restored)
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "message"),
+    [
+        (Unreachable("no answer"), 1, "created objects cannot be read back, and all stay paused: no answer."),
+        (KeyboardInterrupt(), 130, "Interrupted. Restored clusters may be paused. Run the command again to continue."),
+    ],
+    ids=["away", "interrupted"],
+)
+def test_whatever_ends_it_after_the_creation_says_that_clusters_are_paused(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, failure: BaseException, status: int, message: str
+) -> None:
+    list_some = servers.management.list
+
+    async def fail_once_created(resource: Resource, namespace: str = "", **more: Any) -> Obj:
+        if changed(servers, "create"):
+            raise failure
+        return await list_some(resource, namespace, **more)
+
+    monkeypatch.setattr(servers.management, "list", fail_once_created)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    result = restore(servers, "--yes")
+    signal.signal(signal.SIGINT, before)
+    assert (result.exit_code, message in result.stderr) == (status, True), result.output
 
 
 def test_a_pause_that_does_not_end_is_no_success(servers: Servers) -> None:

@@ -211,3 +211,37 @@ def test_a_cluster_that_is_deleted_meanwhile_ends_the_wait(servers: Servers) -> 
     servers.management.patch = patched  # type: ignore[method-assign]
     result = servers.caphv("scale", "team/shop", "--workers", "3", "--yes", "--wait", "--timeout", "30s")
     assert (result.exit_code, "cluster team/shop does not exist" in result.output) == (2, True)
+
+
+def forbid(servers: Servers, kind: str) -> None:
+    servers.management.errors[f"list {kind}"] = Forbidden(403, "Forbidden", f"no right to list {kind}")
+
+
+@pytest.mark.parametrize(
+    ("option", "kind"), [("--workers", "MachineDeployment"), ("--control-plane", "RKE2ControlPlane")]
+)
+def test_what_is_not_seen_is_not_called_absent(servers: Servers, option: str, kind: str) -> None:
+    forbid(servers, kind)
+    result = servers.caphv("scale", "team/shop", option, "3", "--yes")
+    assert (result.exit_code, servers.management.requests) == (2, [])
+    assert f"no right to list {kind}" in result.stderr
+    assert "cluster team/shop has no" not in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["Machine", "HarvesterMachine", "RKE2ControlPlane"])
+def test_a_check_says_what_is_not_seen(servers: Servers, kind: str) -> None:
+    forbid(servers, kind)
+    result = servers.caphv("scale", "team/shop", "--workers", "3", "--yes")
+    assert (result.exit_code, replicas(servers)) == (0, 3), result.output
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("- access: ")]
+    assert f"no right to list {kind}" in line
+
+
+def test_a_change_that_was_made_in_part_says_so(servers: Servers) -> None:
+    servers.management.errors["patch MachineDeployment"] = Forbidden(403, "Forbidden", "no right to patch it")
+    result = servers.caphv("scale", "team/shop", "--control-plane", "3", "--workers", "5", "--yes", "-o", "json")
+    assert (result.exit_code, result.stdout) == (1, ""), result.output
+    assert "RKE2ControlPlane team/shop changed, and nothing else: no right to patch it" in result.stderr
+
+    result = servers.caphv("scale", "team/shop", "--workers", "5", "--yes")
+    assert (result.exit_code, "your account may not do that: no right to patch it" in result.stderr) == (2, True)

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from caphv.api.object import Obj
-from caphv.runtime.errors import Conflict
+from caphv.api.object import Key, Obj
+from caphv.runtime.errors import Conflict, Forbidden
+from operations.change.upgrade import observe_rollout
+from operations.read.objects import Unseen
 from tests.support.clusters import VERSION, Builder
 from tests.support.commandservers import Servers
 
@@ -190,3 +192,38 @@ def test_waiting_too_long_names_what_is_in_the_way(servers: Servers) -> None:
     assert (result.exit_code, "Timed out" in result.stderr) == (1, True)
     assert "nothing is lost.\nSolve the problems above" in result.stderr
     assert result.output.count("no pool has a free address") == 2, "while it waits, and at its end"
+
+
+def forbid(servers: Servers, kind: str) -> None:
+    servers.management.errors[f"list {kind}"] = Forbidden(403, "Forbidden", f"no right to list {kind}")
+
+
+@pytest.mark.parametrize("kind", ["Machine", "MachineDeployment", "RKE2ControlPlane"])
+@pytest.mark.parametrize("version", [VERSION, NEXT], ids=["before", "control plane patched"])
+def test_without_a_topology_nothing_is_upgraded_that_is_not_seen(servers: Servers, kind: str, version: str) -> None:
+    builder = cluster()
+    builder.control_plane["spec"]["version"] = version
+    servers.put(builder)
+    forbid(servers, kind)
+    result = upgrade(servers, "--yes", "--force")
+    assert (result.exit_code, f"no right to list {kind}" in result.stderr) == (2, True), result.output
+    assert servers.management.requests == []
+
+
+@pytest.mark.parametrize("kind", ["Machine", "MachineDeployment", "RKE2ControlPlane", "HarvesterMachine"])
+def test_with_a_topology_a_check_says_what_is_not_seen(servers: Servers, kind: str) -> None:
+    servers.put(cluster(topology=True))
+    forbid(servers, kind)
+    result = upgrade(servers, "--yes")
+    assert (result.exit_code, servers.management.requests) == (0, ["patch Cluster shop"]), result.output
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("- access: ")]
+    assert f"no right to list {kind}" in line
+
+
+def test_while_waiting_workers_are_not_upgraded_before_machines_are_seen(servers: Servers) -> None:
+    builder = cluster()
+    builder.control_plane["spec"]["version"] = NEXT
+    objects = builder.objects()
+    objects.machines = []
+    objects.unseen = [Unseen("machines.cluster.x-k8s.io", "no answer")]
+    assert observe_rollout(objects, Key("team", "shop"), NEXT).due == ()

@@ -148,3 +148,26 @@ def test_an_interrupted_start_leaves_no_watch_behind() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(interrupt())
+
+
+def test_a_kind_whose_first_list_takes_long_is_not_taken_for_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "_FIRST_SECONDS", 0.2)
+    machines = "machines.cluster.x-k8s.io"
+    answer = asyncio.Event()
+
+    class Slow(Server):
+        async def list(self, resource: Resource, *more: object, **options: object) -> Obj:
+            if resource.kind == "Machine":
+                await answer.wait()
+            return await super().list(resource, *more, **options)
+
+    async def look() -> None:
+        client: Any = Slow()
+        async with Follower(client) as follower:
+            changes = follower.changes()
+            seen = await _first(changes, lambda _objects: True)
+            assert [each.what for each in seen.unseen if each.why == "not read yet"] == [machines]
+            answer.set()
+            await _first(changes, lambda objects: objects.sees(machines))
+
+    asyncio.run(look())

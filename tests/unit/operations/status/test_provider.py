@@ -54,14 +54,17 @@ def test_of_several_deployments_one_at_work_is_enough() -> None:
     assert (provider.silent, provider.lease) == (False, f"team/blue.{LEASE}")
 
 
-async def test_a_silent_provider_of_a_sandbox_is_started_with_the_sandbox() -> None:
+@pytest.mark.parametrize(
+    ("folder", "word"), [("/srv/sandbox", "/srv/sandbox"), ("/srv/my box; reboot", "'/srv/my box; reboot'")]
+)
+async def test_a_silent_provider_of_a_sandbox_is_started_with_the_sandbox(folder: str, word: str) -> None:
     """There are no Pods, and nothing to install."""
-    metadata = {"name": "caphv-system", "annotations": {SANDBOX_ANNOTATION: "/srv/sandbox"}}
+    metadata = {"name": "caphv-system", "annotations": {SANDBOX_ANNOTATION: folder}}
     server = MemoryServer({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     server.put({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **lease(300)})
     provider = await read_provider(cast("ApiClient", server), NOW)
     assert provider
-    assert provider.next_step == "Start what the sandbox lacks: caphv sandbox up --dir /srv/sandbox"
+    assert provider.next_step == f"Start what the sandbox lacks: caphv sandbox up --dir {word}"
 
 
 @pytest.mark.parametrize("name", ["node-1", "caphv-packager", f"x{LEASE}"])

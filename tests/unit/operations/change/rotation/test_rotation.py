@@ -148,6 +148,9 @@ async def test_lost_rights_after_an_interrupted_rotation_do_not_claim_that_nothi
 
     monkeypatch.setattr(rights, "find_denied", denied)
     assert f"{STILL}: the account may not" in await rotate(server)
+    # A HarvesterCluster that is older than the rules of its CRD may name no namespace.
+    del server.cluster["spec"]["targetNamespace"]
+    assert "--target-namespace NAMESPACE" in await rotate(server)
 
 
 async def test_an_interrupted_rotation_is_completed_without_another_token(server: Server) -> None:
