@@ -17,6 +17,7 @@ from git.exc import GitError as GitPythonError
 from git.exc import ODBError
 from git.objects.fun import tree_entries_from_data
 
+from caphv.api.plaintext import printable
 from packager.git.errors import CorruptClone, UnusableContent
 from packager.git.folder import FOLDER, LINK, Tree
 from packager.git.paths import join_path, may_be_checked_out
@@ -244,7 +245,7 @@ class Snapshot:
         """Yield all entries below a tree by path, folders before their content."""
         if depth > MAX_DEPTH:
             raise UnusableContent(
-                f"folders are nested more than {MAX_DEPTH} levels deep: {prefix[:64]}…"
+                f"folders are nested more than {MAX_DEPTH} levels deep: {printable(prefix[:64])}…"
             )
         for name, entry in self._objects.tree(tree).items():
             yield f"{prefix}{name}", entry
