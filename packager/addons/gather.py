@@ -94,8 +94,12 @@ class Gathered:
 
     def add(self, values: Obj, source_of: Callable[[FieldPath], FieldPath]) -> None:
         """Override settings; `source_of` maps the path of a setting to that of its source field."""
-        self.values = merge(self.values, values)
+        before = self.values
+        self.values = merge(before, values)
         for path in leaves(values):
+            # An empty object changes no field of an object.
+            if at(values, *path) == {} and isinstance(at(before, *path), dict):
+                continue
             # A list or scalar replaces an object with all its fields, and an object replaces a
             # scalar. So origins of fields below this field, and of fields around it, are outdated.
             replaced = [
