@@ -122,7 +122,12 @@ class Credentials:
 
         Raises `InvalidRemote`.
         """
-        values = {field: environ[name] for name, field in _VARIABLES.items() if environ.get(name)}
+        # A variable that comes from a Secret often ends with a line feed.
+        values = {
+            field: environ[name].rstrip("\r\n")
+            for name, field in _VARIABLES.items()
+            if environ.get(name)
+        }
         findings: list[Finding] = []
         for name, field in _FILE_VARIABLES.items():
             if not environ.get(name):

@@ -58,6 +58,12 @@ def test_environment(tmp_path: Path) -> None:
     assert {finding.field for finding in error.value.findings} == set(missing)
 
 
+def test_line_feed_at_the_end_of_a_variable_is_no_part_of_it() -> None:
+    # A Secret of `echo token | base64`, from which a Pod gets the variable, has one.
+    environ = {"CAPHV_GIT_USERNAME": "u\n", "CAPHV_GIT_PASSWORD": f"{CANARY}\r\n", "HOME": "/nonexistent"}
+    assert Credentials.from_environment(environ) == Credentials(username="u", password=CANARY)
+
+
 def test_representation_shows_names_only() -> None:
     credentials = Credentials(username=CANARY, password=CANARY, ssh_key=CANARY, proxy=f"http://u:{CANARY}@host")
     assert repr(credentials) == "Credentials(username, password, ssh_key, proxy)"
