@@ -142,8 +142,10 @@ class Credentials:
             raise InvalidRemote(findings)
 
         known_hosts = Path(environ.get("HOME") or "/nonexistent", ".ssh", "known_hosts")
-        if "known_hosts" not in values and known_hosts.is_file():
-            values["known_hosts"] = known_hosts.read_text(encoding="utf-8", errors="replace")
+        if "known_hosts" not in values:
+            # Only ssh needs them, and reports that they are missing.
+            with contextlib.suppress(OSError):
+                values["known_hosts"] = known_hosts.read_text(encoding="utf-8", errors="replace")
         return cls(**values)
 
     @property
