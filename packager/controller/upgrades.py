@@ -32,6 +32,8 @@ _REVIEW_BLOCKS = (
 _FLEET_IS_INVISIBLE = (
     "Bundles of Fleet are not visible to the packager; the upgrade continues once they are"
 )
+# The file of an upgrade holds the problems of all clusters. The condition of a cluster lists all.
+_MAX_PROBLEM_LENGTH = 600
 
 
 class Upgrades:
@@ -147,7 +149,7 @@ class Upgrades:
         """
         outcome = self._reporter.outcome(key)
         if outcome and outcome.reason is Reason.ADDON_BUNDLES_INVALID:
-            return Report((outcome.message,))
+            return Report((outcome.message[:_MAX_PROBLEM_LENGTH],))
         if outcome is None or outcome.expected is None:
             return None
         return self._fleet.report(outcome.expected, self._publisher.may_be_before)

@@ -151,3 +151,12 @@ def test_a_cluster_that_is_suspended_or_deleted_is_not_awaited(site: Site) -> No
     assert site.due == 0
     site.report_by_fleet(ONE, READY)
     assert site.due == 1
+
+
+def test_the_report_of_an_invalid_cluster_is_short(site: Site) -> None:
+    # The file of a reverted upgrade holds it, and a packager must be able to read that again.
+    site.outcomes[ONE] = Outcome(Reason.ADDON_BUNDLES_INVALID, "spec.x: unknown field; " * 10_000)
+    site.sync()
+    (report,) = site.upgrades.observe(frozenset((ONE, TWO))).reports.values()
+    assert not report.ready
+    assert len(report.problems[0]) < 1000
