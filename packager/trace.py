@@ -15,7 +15,8 @@ import yaml
 
 from caphv.api.object import Obj, at, dict_at, list_at, text_at
 from caphv.runtime.text import Limits, load_yaml, load_yaml_all
-from packager.addons.gather import Gathered
+from packager.addons.facts import ClusterFacts
+from packager.addons.gather import SETTINGS_ANNOTATION, gather, is_set
 from packager.fleet import (
     COMMIT_LABEL,
     NOT_APPLIED,
@@ -103,34 +104,43 @@ class Trace:
 
 
 def setting_stage(
-    gathered: Gathered, path: tuple[str, ...], place: str, change: Change | None
+    facts: ClusterFacts, path: tuple[str, ...], place: str, change: Change | None
 ) -> Stage:
     """Return the stage of a setting.
 
-    :param gathered: merged settings of the cluster
+    :param facts: objects of the cluster
     :param path: path of the setting
-    :param place: file and line of the setting, empty if it was not read from a file
+    :param place: file and line of the setting in a definition, empty if none was read
     :param change: commit that last changed this line
     """
+    gathered = gather(facts)
     setting = ".".join(path)
     value = at(gathered.values, *path)
-    sources = [
-        source for field, source in sorted(gathered.origins.items()) if field[: len(path)] == path
-    ]
-    if value is None or not sources:
-        # Defaults have no origin.
+    if value is None:
         return Stage("setting", setting, None, "is not set: the default applies")
 
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000)
     # PyYAML ends a scalar with the mark of a document's end.
     text = text.removesuffix("...\n").strip()
+
+    # A default has the field as its origin that would override it.
+    sources = [
+        source
+        for field, source in sorted(gathered.origins.items())
+        if field[: len(path)] == path and is_set(source, facts)
+    ]
+    if not sources:
+        return Stage("setting", setting, None, f"is not set: {text} applies")
+
     origin = ".".join(map(str, sources[0]))
     parts = [f"{setting} = {text}"]
-    if place:
-        parts.append(f"from {origin}")
+    # The line of the definition has what became the annotation, and no other field.
+    if not place or sources[0][:3] != SETTINGS_ANNOTATION:
+        return Stage("setting", origin, True, ", ".join(parts))
+    parts.append(f"from {origin}")
     if change:
         parts.append(f"line by {change}")
-    return Stage("setting", place or origin, True, ", ".join(parts))
+    return Stage("setting", place, True, ", ".join(parts))
 
 
 def bundles_of(rendered: Rendered, setting: tuple[str, ...]) -> list[str]:

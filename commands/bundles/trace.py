@@ -83,7 +83,6 @@ def trace(options: TraceOptions) -> None:
     nothing.
     """
     from commands.output.trace import TRACED
-    from packager.addons.gather import gather
     from packager.trace import bundles_of, setting_stage
     from packager.trace import trace as trace_bundle
 
@@ -97,7 +96,7 @@ def trace(options: TraceOptions) -> None:
         read = asyncio.run(_read(options, key, snapshot.tree if snapshot else {}))
         setting = None
         if path:
-            setting = setting_stage(gather(read.facts), path, line.place, line.change)
+            setting = setting_stage(read.facts, path, line.place, line.change)
         traces = [
             trace_bundle(
                 read.rendered,

@@ -61,6 +61,9 @@ _REGISTRY = "imageRegistry"
 _SERVER_CONFIG: FieldPath = ("spec", "serverConfig")
 _CLOUD_CONFIG: FieldPath = ("spec", "cloudConfig")
 _MANIFEST: FieldPath = ("spec", "updateCloudProviderConfig")
+_VARIABLES: FieldPath = ("spec", "topology", "variables")
+SETTINGS_ANNOTATION: FieldPath = ("metadata", "annotations", names.ADDON_VALUES_ANNOTATION)
+"""Path of the annotation with settings; paths of its fields continue into its text."""
 _DISTRIBUTIONS = {
     "RKE2ControlPlane": "rke2",
     "KThreesControlPlane": "k3s",
@@ -94,8 +97,12 @@ class Gathered:
 
     def add(self, values: Obj, source_of: Callable[[FieldPath], FieldPath]) -> None:
         """Override settings; `source_of` maps the path of a setting to that of its source field."""
-        self.values = merge(self.values, values)
+        before = self.values
+        self.values = merge(before, values)
         for path in leaves(values):
+            # An empty object changes no field of an object.
+            if at(values, *path) == {} and isinstance(at(before, *path), dict):
+                continue
             # A list or scalar replaces an object with all its fields, and an object replaces a
             # scalar. So origins of fields below this field, and of fields around it, are outdated.
             replaced = [
@@ -153,6 +160,18 @@ def object_of_field(path: FieldPath, facts: ClusterFacts) -> Obj | None:
     if path[:2] in (_CLOUD_CONFIG, _MANIFEST):
         return facts.harvester_cluster
     return facts.cluster
+
+
+def is_set(source: FieldPath, facts: ClusterFacts) -> bool:
+    """Whether the field that is the origin of a setting exists; if not, the setting is a default.
+
+    `source` is one of `Gathered.origins`.
+    """
+    # A setting of the annotation or of a topology variable has no default here, and its path leads
+    # into a text or a list.
+    if source[:3] == SETTINGS_ANNOTATION or source[:3] == _VARIABLES:
+        return True
+    return at(object_of_field(source, facts), *source) is not None
 
 
 def _merge_objects(facts: ClusterFacts, gathered: Gathered) -> None:
@@ -301,14 +320,14 @@ def _merge_csi_label(gathered: Gathered, label: str) -> None:
 
 def _merge_variables(facts: ClusterFacts, gathered: Gathered) -> None:
     """Merge topology variables. `addons` overrides `imageRegistry`, whatever their order."""
-    variables = at(facts.cluster, "spec", "topology", "variables")
+    variables = at(facts.cluster, *_VARIABLES)
     if not isinstance(variables, list):
         return
     for name in (_REGISTRY, names.ADDONS_VARIABLE):
         for index, variable in enumerate(variables):
             if at(variable, "name") != name:
                 continue
-            root: FieldPath = ("spec", "topology", "variables", index, "value")
+            root: FieldPath = (*_VARIABLES, index, "value")
             if name == _REGISTRY:
                 _add_field(gathered, (name,), variable.get("value"), root)
             else:
@@ -320,14 +339,13 @@ def _merge_annotation(facts: ClusterFacts, gathered: Gathered) -> None:
     text = annotations_of_cluster(facts).get(names.ADDON_VALUES_ANNOTATION)
     if text is None:
         return
-    root: FieldPath = ("metadata", "annotations", names.ADDON_VALUES_ANNOTATION)
     try:
         value = parse_yaml(text)
     except ValueError as error:
-        gathered.findings.append(YAML.finding(root, Fault.INVALID, str(error)))
+        gathered.findings.append(YAML.finding(SETTINGS_ANNOTATION, Fault.INVALID, str(error)))
         return
     if value is not None:
-        _add_values(gathered, value, root)
+        _add_values(gathered, value, SETTINGS_ANNOTATION)
 
 
 def _add_field(gathered: Gathered, path: FieldPath, value: Any, source: FieldPath) -> None:

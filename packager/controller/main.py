@@ -214,7 +214,6 @@ class Process:
     def _on_kind_read(self) -> None:
         self.loop.debouncer.trigger_now()
         self._reporter.resync()
-        self._upgrades.on_fleet_visible()
 
     def _on_fleet_change(self, bundle: Key) -> None:
         self._reporter.on_fleet_change(bundle)

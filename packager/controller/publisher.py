@@ -176,7 +176,7 @@ class Publisher:
         Commits before the start of this process are unknown, except for the last one. An unknown
         commit may be older than any other.
         """
-        return self._order.get(commit, -1) < self._order.get(other, 0)
+        return commit != other and self._order.get(commit, -1) < self._order.get(other, 0)
 
     def stop(self) -> None:
         """Stop all commits, even of the current plan, because another replica may take over.

@@ -32,6 +32,8 @@ _REVIEW_BLOCKS = (
 _FLEET_IS_INVISIBLE = (
     "Bundles of Fleet are not visible to the packager; the upgrade continues once they are"
 )
+# The file of an upgrade holds the problems of all clusters. The condition of a cluster lists all.
+_MAX_PROBLEM_LENGTH = 600
 
 
 class Upgrades:
@@ -58,15 +60,15 @@ class Upgrades:
         self._reporter = reporter
         self._events = events
         self._due = due
-        # Whether `_waiting` holds the unready clusters of the current wave. If not, the next sync
-        # reads all reports.
-        self._is_waiting_known = False
         self._problem = ""
         self._current: rollout.Rollout | None = None
+        self._present: frozenset[Key] = frozenset()
+        # Clusters of the current wave that Fleet does not report as ready.
         self._waiting: set[Key] = set()
 
     def observe(self, present: frozenset[Key]) -> Observed:
         """Return observations for the next plan; clusters in `present` need to become ready."""
+        self._present = present
         blocked = ""
         if self._publisher.is_reviewed:
             blocked = _REVIEW_BLOCKS
@@ -99,17 +101,15 @@ class Upgrades:
         if decision.step:
             self._report(decision.step, published.result.commit)
 
-        # Without a commit and a change of the upgrade, events of Fleet keep `_waiting` up to date.
-        if self._is_waiting_known and self._current == before and not published.result.commit:
-            return
-        self._is_waiting_known = True
-        self._waiting = {key for key, report in self._reports().items() if not report.ready}
+        was_waiting = bool(self._waiting)
+        self._waiting = self._unready_clusters()
+        has_news = was_waiting or self._current != before or bool(published.result.commit)
         is_active = self._current is not None and self._current.is_active
         # The commit of a wave has no other change, so it follows the commit of this sync.
         is_postponed = (
             bool(published.result.commit) and decision.step is None and decision.is_pending
         )
-        if is_postponed or (is_active and not self._waiting):
+        if is_postponed or (is_active and not self._waiting and has_news):
             self._due()
 
     def on_fleet_change(self, bundle: Key) -> None:
@@ -121,9 +121,16 @@ class Upgrades:
         if not self._waiting:
             self._due()
 
-    def on_fleet_visible(self) -> None:
-        """Check all clusters of the last wave with the next sync, because Fleet became visible."""
-        self._is_waiting_known = False
+    def _unready_clusters(self) -> set[Key]:
+        """Return the clusters of the last wave that Fleet does not report as ready.
+
+        A cluster that is not rendered yet has no report. Clusters that need not become ready are
+        left out.
+        """
+        if self._current is None or not self._current.is_active:
+            return set()
+        ready = {key for key, report in self._reports().items() if report.ready}
+        return {key for key in self._current.before if key in self._present} - ready
 
     def _reports(self, only: set[Key] | None = None) -> Mapping[Key, Report]:
         """Return Fleet's reports about clusters of the last wave, as far as Fleet is visible."""
@@ -142,7 +149,7 @@ class Upgrades:
         """
         outcome = self._reporter.outcome(key)
         if outcome and outcome.reason is Reason.ADDON_BUNDLES_INVALID:
-            return Report((outcome.message,))
+            return Report((outcome.message[:_MAX_PROBLEM_LENGTH],))
         if outcome is None or outcome.expected is None:
             return None
         return self._fleet.report(outcome.expected, self._publisher.may_be_before)

@@ -201,7 +201,9 @@ def _paths_overlap(path: str, other: str) -> bool:
 
 def _others(snapshot: Snapshot, namespace: str, members: Iterable[Member]) -> list[Key]:
     """Return the clusters of a namespace in the repository that are not among the members."""
-    present = {Key(namespace, name) for name in snapshot.entries(f"{CLUSTERS}/{namespace}")}
+    entries = snapshot.entries(f"{CLUSTERS}/{namespace}")
+    # A user may keep files next to the folders.
+    present = {Key(namespace, name) for name, entry in entries.items() if entry.is_folder}
     return sorted(present - {member.cluster for member in members})
 
 

@@ -131,8 +131,8 @@ class Owners:
 
 def clusters(snapshot: Snapshot) -> Iterator[str]:
     """Yield the clusters, `<namespace>/<name>`, whose manifests the repository holds."""
-    for namespace, outer in snapshot.entries(MANIFESTS).items():
-        if outer.is_folder:
-            yield from (
-                f"{namespace}/{name}" for name in snapshot.entries(f"{MANIFESTS}/{namespace}")
-            )
+    for namespace in snapshot.entries(MANIFESTS):
+        for name, entry in snapshot.entries(f"{MANIFESTS}/{namespace}").items():
+            # A user may keep files next to the folders.
+            if entry.is_folder:
+                yield f"{namespace}/{name}"

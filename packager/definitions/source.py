@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from caphv.api.object import Key, Obj, at
+from caphv.api.plaintext import printable
 from caphv.validation.finding import Fault, Finding
 from packager import secretscan
 from packager.definitions import model
@@ -117,10 +118,9 @@ class Reader:
 
         source = Source(name=name)
         for path, other in unread.items():
-            _report_unread(path, other, source, followed=path in read)
+            _report_unread(printable(path), other, source, followed=path in read)
 
-        items = {path: _items(cached.file, source) for path, cached in read.items()}
-        _split_clusters(items, source)
+        _split_clusters([_items(cached.file, source) for cached in read.values()], source)
         for entry in source.clusters:
             _check(entry, source, self._validate)
         _refuse_duplicates(source)
@@ -136,7 +136,8 @@ class Reader:
         cached = self._cached.get(name)
         if cached is not None and cached.digest == digest:
             return cached
-        return _CachedFile(digest, read_file(name, content))
+        # Problems name the file in logs, conditions and the status file, which hold only UTF-8.
+        return _CachedFile(digest, read_file(printable(name), content))
 
 
 def _report_unread(name: str, entry: Unread, source: Source, *, followed: bool) -> None:
@@ -180,7 +181,7 @@ def _items(file: SourceFile, source: Source) -> list[Item]:
     return list(file.items)
 
 
-def _split_clusters(items_of_files: Mapping[str, list[Item]], source: Source) -> None:
+def _split_clusters(items_of_files: Sequence[list[Item]], source: Source) -> None:
     """Split the objects into clusters and shared groups.
 
     The module's docstring says which objects belong together.
@@ -188,7 +189,7 @@ def _split_clusters(items_of_files: Mapping[str, list[Item]], source: Source) ->
     # Each definition is a cluster, and each file with plain manifests and one Cluster.
     indices_by_folder: dict[str, list[int]] = defaultdict(list)
     files_without_cluster: list[list[Item]] = []
-    for name, items in items_of_files.items():
+    for items in items_of_files:
         plain = []
         for item in items:
             if model.is_definition(item.obj):
@@ -199,7 +200,7 @@ def _split_clusters(items_of_files: Mapping[str, list[Item]], source: Source) ->
         clusters = [item for item in plain if item.has_kind("Cluster")]
         if len(clusters) == 1:
             others = tuple(item for item in plain if item is not clusters[0])
-            indices_by_folder[_folder(name)].append(len(source.clusters))
+            indices_by_folder[_folder(clusters[0].file)].append(len(source.clusters))
             source.clusters.append(ClusterEntry(clusters[0], others))
         elif clusters:
             _refuse(source, clusters, "this file has several Clusters: move each to its own file")

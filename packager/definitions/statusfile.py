@@ -7,7 +7,7 @@ other rows as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +15,13 @@ from caphv.api.object import Key, Obj, at
 from caphv.runtime.text import Limits, TextError, load_yaml
 from packager.definitions import files, ownership
 from packager.definitions.buildresult import MANIFEST_ROOT, BuildResult
+from packager.definitions.sourcefile import SourceProblem
 from packager.git.changeplan import Plan
 from packager.git.snapshot import Snapshot
 from packager.rendering import yaml
 
+# A file with all problems of hostile definitions would be larger than a packager reads.
+_MAX_PROBLEMS = 1000
 _LIMITS = Limits(size=16 * 1024 * 1024, nodes=1_000_000, seconds=30)
 
 
@@ -56,7 +59,7 @@ def _status(built: BuildResult, plan: Plan, snapshot: Snapshot, before: Any, sou
             "message": problem.message,
             **name,
         }
-        for problem in built.problems
+        for problem in _listed(built)
     ]
 
     # Keep problems of other sources, even of a source without clusters. A source whose clusters are
@@ -80,6 +83,16 @@ def _status(built: BuildResult, plan: Plan, snapshot: Snapshot, before: Any, sou
         "problems": sorted(problems, key=lambda row: str(row.get("source", ""))),
     }
     return yaml.dump(content).encode()
+
+
+def _listed(built: BuildResult) -> Sequence[SourceProblem]:
+    """Return the problems to list: all, or as many as the file has room for, errors first."""
+    problems = sorted(built.problems, key=lambda problem: problem.advice)
+    if len(problems) <= _MAX_PROBLEMS:
+        return built.problems
+    count = len(problems) - _MAX_PROBLEMS
+    message = f"{count} more problems are not listed: correct the listed ones first"
+    return [*problems[:_MAX_PROBLEMS], replace(problems[_MAX_PROBLEMS], message=message)]
 
 
 def _states(built: BuildResult, plan: Plan) -> Mapping[Key, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from caphv.api.plaintext import printable
 from packager.git.folder import FILE_LIST, ExistingFolder, Folder, blob_id, file_list
 from packager.git.paths import join_path
 from packager.git.pruning import (
@@ -127,7 +128,8 @@ def _foreign(
         files = desired[folder].files if folder in desired else {}
         for path in sorted(existing.foreign):
             if "/" in path and path not in files and not path.endswith(_NOT_DEPLOYED):
-                yield join_path(folder, path)
+                # Git stores names as bytes, and conditions hold only UTF-8.
+                yield printable(join_path(folder, path))
 
 
 def _file_changes(
@@ -167,5 +169,5 @@ def _clash(existing: ExistingFolder | None, folder: Folder) -> str:
     parents = {str(parent) for path in folder.files for parent in PurePosixPath(path).parents}
     for path in sorted(existing.foreign):
         if path in parents or any(path.startswith(f"{file}/") for file in folder.files):
-            return f"{path} was not written by caphv and blocks the path; move it away"
+            return f"{printable(path)} was not written by caphv and blocks the path; move it away"
     return ""

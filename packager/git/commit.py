@@ -107,7 +107,8 @@ def restore_former_files(
 
 def base_of(text: str) -> str:
     """Return the base in the message of a review commit, empty if the packager did not write it."""
-    for line in text.splitlines():
+    # Git ends lines only at a line feed. A subject from outside may hold other line breaks.
+    for line in text.split("\n"):
         key, _, value = line.partition(": ")
         if key == BASE_TRAILER:
             return value

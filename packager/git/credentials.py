@@ -122,7 +122,12 @@ class Credentials:
 
         Raises `InvalidRemote`.
         """
-        values = {field: environ[name] for name, field in _VARIABLES.items() if environ.get(name)}
+        # A variable that comes from a Secret often ends with a line feed.
+        values = {
+            field: environ[name].rstrip("\r\n")
+            for name, field in _VARIABLES.items()
+            if environ.get(name)
+        }
         findings: list[Finding] = []
         for name, field in _FILE_VARIABLES.items():
             if not environ.get(name):
@@ -137,8 +142,10 @@ class Credentials:
             raise InvalidRemote(findings)
 
         known_hosts = Path(environ.get("HOME") or "/nonexistent", ".ssh", "known_hosts")
-        if "known_hosts" not in values and known_hosts.is_file():
-            values["known_hosts"] = known_hosts.read_text(encoding="utf-8", errors="replace")
+        if "known_hosts" not in values:
+            # Only ssh needs them, and reports that they are missing.
+            with contextlib.suppress(OSError):
+                values["known_hosts"] = known_hosts.read_text(encoding="utf-8", errors="replace")
         return cls(**values)
 
     @property

@@ -46,7 +46,7 @@ class Unreachable(GitError):
 
 
 class Rejected(GitError):
-    """The remote refused to update the branch: a hook, a protected branch, a quota."""
+    """The remote refused to update the branch: a hook, a protected branch, a quota, a full disk."""
 
 
 class DiskFull(GitError):
@@ -123,6 +123,11 @@ _KINDS: tuple[tuple[type[GitError], re.Pattern[str], str], ...] = (
         UnusableContent,
         re.compile(r"^fatal: Out of memory", re.I | re.M),
         "Git may use 1 GiB of memory for it: make the files of the branch smaller",
+    ),
+    (
+        Rejected,
+        re.compile(r"^remote: .{0,300}(No space left on device|Disk quota exceeded)", re.I | re.M),
+        "free space on the Git server",
     ),
     (
         DiskFull,

@@ -27,6 +27,9 @@ _RACES = (
     "incorrect old value",
     "reference already exists",
 )
+# Such an update takes less than a second. If the branch has not moved after this many attempts, the
+# lock of a push that died is left, or a branch of another name is in the way.
+_MAX_LOCKED = 10
 
 
 class Pusher:
@@ -35,6 +38,7 @@ class Pusher:
     def __init__(self, clone: Clone, remote: Remote) -> None:
         self._clone = clone
         self._remote = remote
+        self._locked = 0
         self.merge_request: MergeRequest | None = None
 
     def push(self, commit: str, branch: str, lease: str, text: str = "") -> bool:
@@ -63,10 +67,16 @@ class Pusher:
                 if head == commit:
                     return True
 
-                is_race = isinstance(error, Rejected) and any(race in str(error) for race in _RACES)
-                if head != lease or is_race:
+                if head != lease:
+                    self._locked = 0
                     return False
+                self._locked += 1
+                is_race = isinstance(error, Rejected) and any(race in str(error) for race in _RACES)
+                if is_race and self._locked < _MAX_LOCKED:
+                    return False
+            self._locked = 0
             raise
+        self._locked = 0
         return True
 
     def _propose(

@@ -17,6 +17,7 @@ from git.exc import GitError as GitPythonError
 from git.exc import ODBError
 from git.objects.fun import tree_entries_from_data
 
+from caphv.api.plaintext import printable
 from packager.git.errors import CorruptClone, UnusableContent
 from packager.git.folder import FOLDER, LINK, Tree
 from packager.git.paths import join_path, may_be_checked_out
@@ -29,6 +30,7 @@ _MAX_CACHED_BYTES = 4096
 MAX_DEPTH = 64
 MAX_FILES = 200_000
 MAX_BYTES = 16 * 1024 * 1024
+_MAX_LINK_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +185,17 @@ class Snapshot:
         return self._entries_at(join_path(self._path, path))
 
     def _entries_at(self, path: str) -> Mapping[str, Entry]:
-        entry = self._entry_at(path)
-        return self._objects.tree(entry.id) if entry and entry.is_folder else {}
+        if not self.commit:
+            return {}
+        entries = self._objects.tree(self._find_root_id())
+        # Walk down to the first missing folder, because a link that another user made may lead to
+        # a path of any depth.
+        for name in path.split("/") if path else ():
+            entry = entries.get(name)
+            if entry is None or not entry.is_folder:
+                return {}
+            entries = self._objects.tree(entry.id)
+        return entries
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a regular file, or None when there is none."""
@@ -219,18 +230,22 @@ class Snapshot:
     def _unread(self, path: str, entry: Entry) -> Unread:
         if entry.mode & _FORMAT_MASK != LINK:
             return Unread("is a submodule, which is not read", is_folder=True)
-        link = self._objects.content(entry.id).decode(errors="replace")
-        # A link to a folder may hide definitions below it.
-        folder = posixpath.join(self._path, posixpath.dirname(path))
-        target = self._entry_at(posixpath.normpath(posixpath.join(folder, link)))
-        is_folder = target is not None and target.is_folder
+        link = self._objects.content(entry.id)
+        is_folder = False
+        # A longer link leads nowhere on any system.
+        if len(link) <= _MAX_LINK_BYTES:
+            # A link to a folder may hide definitions below it.
+            folder = posixpath.join(self._path, posixpath.dirname(path))
+            place = posixpath.join(folder, link.decode(errors="replace"))
+            target = self._entry_at(posixpath.normpath(place))
+            is_folder = target is not None and target.is_folder
         return Unread("is a symbolic link, which is not followed", is_folder=is_folder)
 
     def _walk(self, tree: str, prefix: str, depth: int) -> Iterator[tuple[str, Entry]]:
         """Yield all entries below a tree by path, folders before their content."""
         if depth > MAX_DEPTH:
             raise UnusableContent(
-                f"folders are nested more than {MAX_DEPTH} levels deep: {prefix[:64]}…"
+                f"folders are nested more than {MAX_DEPTH} levels deep: {printable(prefix[:64])}…"
             )
         for name, entry in self._objects.tree(tree).items():
             yield f"{prefix}{name}", entry

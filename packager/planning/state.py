@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from caphv.api import names
+from caphv.api.counting import and_more
 from caphv.api.object import Key
 from packager.addons.facts import ClusterFacts
 from packager.addons.versions import Versions
@@ -19,6 +20,9 @@ from packager.planning.removals import Removals
 from packager.rendering.bundler import Batch
 from packager.tree import CLUSTERS
 from packager.upgrade.decision import Decision, Observed
+
+# The file of an upgrade holds the reasons of all clusters. The condition of a cluster lists all.
+_MAX_REASONS = 5
 
 Pins = Mapping[Key, Versions]
 """Versions that clusters get instead of those in their lockfile: an upgrade or a rollback."""
@@ -104,8 +108,9 @@ def find_unfit(planned: Planned, keys: Collection[Key]) -> dict[Key, tuple[str, 
     # The last reason wins, and a refused folder says more than a suspended cluster.
     reasons: dict[Key, tuple[str, ...]] = {}
     for rendered in planned.batch.failed:
-        errors = (finding for finding in rendered.findings if not finding.advice)
-        reasons[rendered.cluster] = tuple(str(error) for error in errors)
+        errors = [str(finding) for finding in rendered.findings if not finding.advice]
+        more = and_more(len(errors) - _MAX_REASONS).strip()
+        reasons[rendered.cluster] = tuple(filter(None, [*errors[:_MAX_REASONS], more]))
     for key in planned.batch.suspended:
         reasons[key] = (f"suspended by annotation {names.SUSPEND_ADDONS_ANNOTATION}",)
     for skipped in planned.plan.refused:

@@ -79,7 +79,7 @@ def parse(content: bytes | None) -> Rollout | None:
         return _parse_rollout(load_yaml(content, _LIMITS))
     except TextError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ValueError(f"{type(error).__name__} {error}") from None
 
 

@@ -11,13 +11,13 @@ from packager.contents.folders import compare_folders
 from packager.git import repository as module
 from packager.git.changeplan import Plan
 from packager.git.commit import Reason
-from packager.git.errors import MissingBranch, PushConflict
+from packager.git.errors import MissingBranch, PushConflict, Rejected
 from packager.git.pruning import Pruning
 from packager.git.remote import Remote
 from packager.git.repository import Repository
 from packager.git.snapshot import Snapshot
 from tests.support.packager.git_servers import HttpBackend
-from tests.support.packager.repositories import CLUSTERS, SYNCED, Origin, paths, put, wanted
+from tests.support.packager.repositories import CLUSTERS, SYNCED, Origin, git, paths, put, wanted
 
 pytestmark = pytest.mark.integration
 
@@ -111,6 +111,17 @@ def test_it_gives_up_after_many_lost_races(origin: Origin, cache: Path, monkeypa
     with Repository(Remote(origin.url), cache) as repository, pytest.raises(PushConflict, match="3 times"):
         repository.commit(decide, Reason("a test"))
     assert set(origin.files()) == {"other"}
+
+
+@pytest.mark.parametrize(("review", "reason"), [("caphv/x", "'refs/heads/caphv' exists"), ("", "File exists")])
+def test_a_branch_that_stays_locked_is_no_race(origin: Origin, cache: Path, review: str, reason: str) -> None:
+    """A branch that is in the way of another one, and the lock of a push that died on the server."""
+    origin.push({"README.md": "text"})
+    git(origin.folder, "branch", "caphv", "main")
+    if not review:
+        (origin.folder / "refs" / "heads" / "main.lock").touch()
+    with Repository(Remote(origin.url, review=review), cache) as repository, pytest.raises(Rejected, match=reason):
+        put(repository, wanted("a/one"))
 
 
 def test_a_push_whose_answer_is_lost_counts_once(

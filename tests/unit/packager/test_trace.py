@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from caphv.api.object import Obj
-from packager.addons.gather import gather
 from packager.git.directory import Directory
+from packager.git.history import Change
 from packager.git.snapshot import Snapshot
 from packager.rendering.bundles import bundle_name
 from packager.rendering.options import RenderOptions
@@ -81,7 +81,7 @@ def stopped(found: Trace) -> tuple[str, str]:
 
 
 def test_a_setting_that_arrived_stops_nowhere(rendered: Rendered, snapshot: Snapshot) -> None:
-    setting = setting_stage(gather(FACTS), ("cni", "mtu"), "demo.yaml:7", None)
+    setting = setting_stage(FACTS, ("cni", "mtu"), "demo.yaml:7", None)
     assert (setting.ok, setting.place) == (True, "demo.yaml:7")
     assert setting.detail.startswith("cni.mtu = 1400, from metadata.annotations.addons.caphv.io/values.cni.mtu")
     assert bundles_of(rendered, ("cni", "mtu")) == ["cni"]
@@ -90,6 +90,37 @@ def test_a_setting_that_arrived_stops_nowhere(rendered: Rendered, snapshot: Snap
     assert [stage.ok for stage in found.stages] == [True] * len(found.stages)
     names = [stage.name for stage in found.stages]
     assert names == ["rendered", "repository", "GitRepo", "Bundle", "BundleDeployment", "object"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("cni.name", "calico"),
+        ("cni.podCIDRs", "[10.42.0.0/16]"),
+        ("cloudProviderName", "external"),
+        ("cloudConfig.secretName", "harvester-cloud-config"),
+        ("fleet.importedBy", "caapf"),
+        ("cni.mtu", "the default"),
+    ],
+)
+def test_a_default_has_no_origin(setting: str, value: str) -> None:
+    found = setting_stage(cluster("demo", {}), tuple(setting.split(".")), "demo.yaml:7", Change("c" * 40))
+    assert (found.ok, found.place, found.detail) == (None, setting, f"is not set: {value} applies")
+
+
+def test_an_object_with_a_default_has_the_origin_of_the_field_that_is_set() -> None:
+    found = setting_stage(FACTS, ("cni",), "demo.yaml:7", None)
+    assert (found.ok, found.place) == (True, "demo.yaml:7")
+    assert "from metadata.annotations.addons.caphv.io/values.cni.mtu" in found.detail
+
+
+def test_the_line_of_a_definition_is_only_that_of_its_own_settings() -> None:
+    network = {"clusterNetwork": {"pods": {"cidrBlocks": ["10.50.0.0/16"]}}}
+    found = setting_stage(cluster("demo", {}, spec=network), ("cni", "podCIDRs"), "demo.yaml:7", Change("c" * 40))
+    assert (found.place, found.detail) == (
+        "spec.clusterNetwork.pods.cidrBlocks",
+        "cni.podCIDRs = [10.50.0.0/16]",
+    )
 
 
 def test_what_is_not_pushed_stops_at_the_repository(rendered: Rendered, snapshot: Snapshot) -> None:

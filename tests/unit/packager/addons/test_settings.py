@@ -63,6 +63,14 @@ def test_later_sources_win_field_by_field() -> None:
     assert (cni.mtu, cni.bgp, cni.encapsulation, cni.name) == (1450, True, "VXLAN", "calico")
 
 
+@pytest.mark.parametrize("empty", [{}, {"cni": {}}])
+def test_an_empty_object_is_the_origin_of_no_setting(empty: Obj) -> None:
+    network = {"pods": {"cidrBlocks": ["10.9.0.1/16"]}}
+    assert faults(cluster("a", empty, spec={"clusterNetwork": network})) == {
+        "spec.clusterNetwork.pods.cidrBlocks[0]": "cidr"
+    }
+
+
 def test_the_registry_of_the_nodes_is_that_of_the_add_ons_unless_they_name_another() -> None:
     rows = [
         {"name": "addons", "value": {"cni": {"mtu": 1450}}},

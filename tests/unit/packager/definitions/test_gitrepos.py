@@ -67,6 +67,12 @@ def test_a_group_has_a_gitrepo_of_its_own(site: Site) -> None:
     }
 
 
+def test_a_file_of_a_user_next_to_the_clusters_is_read_by_no_gitrepo(site: Site) -> None:
+    before = site.write(member("a"), member("b", "production"))
+    (site.folder / "clusters/team-a/README.md").touch()
+    assert site.write(member("a"), member("b", "production")) == before
+
+
 def test_clusters_that_cannot_be_built_stay_where_they_are_read(site: Site) -> None:
     before = site.write(member("a"), member("b", "production"), member("c", "production"))
     assert site.write(member("c", "production")) == before

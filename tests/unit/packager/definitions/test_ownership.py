@@ -110,6 +110,16 @@ def test_a_confirmed_cluster_of_another_source_stays(site: Site, live: bool) -> 
     assert site.status() == [("team-a/one", "Written", A)]
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_a_file_of_a_user_next_to_the_clusters_is_no_cluster(site: Site, live: bool) -> None:
+    site.sync(A, ONE, live=live)
+    site.sync(B, TWO, live=live)
+    (site.folder / "manifests/team-a/.gitkeep").touch()
+    plan = site.sync(A, ONE, live=live)
+    assert (plan.is_empty, plan.held) == (True, ())
+    assert site.status() == [("team-a/one", "Written", A), ("team-b/two", "Written", B)]
+
+
 def test_the_command_says_why_it_does_not_remove_a_cluster_of_another_source(site: Site) -> None:
     site.sync(A, ONE)
     (held,) = site.sync(B, confirmed=[Key("team-a", "one")]).held

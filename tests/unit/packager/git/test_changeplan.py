@@ -185,6 +185,15 @@ def test_what_others_have_at_the_same_place_is_left(foreign: dict[str, str], nam
     assert named in planned.refused[0].why
 
 
+def test_files_of_others_whose_names_are_not_utf8_can_be_reported() -> None:
+    blocking = ExistingFolder(foreign={"ccm/fleet.yaml/caf\udce9": "x"})
+    planned = plan_changes({ONE: blocking}, {ONE: Folder(BEFORE)}, SYNCED)
+    assert planned.refused[0].why.startswith(r"ccm/fleet.yaml/caf\udce9 was not written")
+    in_bundle = ExistingFolder(foreign={"ccm/caf\udce9.yaml": "x"})
+    planned = plan_changes({ONE: in_bundle}, {ONE: Folder(BEFORE)}, SYNCED)
+    assert planned.foreign == (rf"{ONE}/ccm/caf\udce9.yaml",)
+
+
 def test_equal_files_of_others_are_taken_over() -> None:
     current = ExistingFolder(foreign={path: blob_id(content) for path, content in BEFORE.items()})
     assert set(plan_changes({ONE: current}, {ONE: Folder(BEFORE)}, SYNCED).write) == {f"{ONE}/{FILE_LIST}"}

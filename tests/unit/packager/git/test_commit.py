@@ -34,8 +34,10 @@ def test_long_lists_end() -> None:
     assert "- and 500 more" in message(planned, Reason("why"))
 
 
-def test_message_takes_no_lines_and_trailers_from_outside() -> None:
-    text = message(Plan(added=("c/a/1",)), Reason(f"why\n{BASE_TRAILER}: abc", {"Source": "x\nSigned-off-by: y"}))
+@pytest.mark.parametrize("line_break", ["\n", "\r", "\x85", "\u2028", "\u2029"])
+def test_message_takes_no_lines_and_trailers_from_outside(line_break: str) -> None:
+    why = f"why{line_break}{BASE_TRAILER}: abc"
+    text = message(Plan(added=("c/a/1",)), Reason(why, {"Source": f"x{line_break}Signed-off-by: y"}))
     assert base_of(text) == ""
     assert "\nSigned-off-by" not in text
 

@@ -58,6 +58,24 @@ def test_environment(tmp_path: Path) -> None:
     assert {finding.field for finding in error.value.findings} == set(missing)
 
 
+def test_unreadable_known_hosts_of_the_user_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A container may run with any user, and with the home of another one. https needs no known hosts.
+    def refuse(path: Path, **_: object) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "known_hosts").touch()
+    monkeypatch.setattr(Path, "read_text", refuse)
+    environ = {"CAPHV_GIT_PASSWORD": "p", "HOME": str(tmp_path)}
+    assert Credentials.from_environment(environ) == Credentials(password="p")
+
+
+def test_line_feed_at_the_end_of_a_variable_is_no_part_of_it() -> None:
+    # A Secret of `echo token | base64`, from which a Pod gets the variable, has one.
+    environ = {"CAPHV_GIT_USERNAME": "u\n", "CAPHV_GIT_PASSWORD": f"{CANARY}\r\n", "HOME": "/nonexistent"}
+    assert Credentials.from_environment(environ) == Credentials(username="u", password=CANARY)
+
+
 def test_representation_shows_names_only() -> None:
     credentials = Credentials(username=CANARY, password=CANARY, ssh_key=CANARY, proxy=f"http://u:{CANARY}@host")
     assert repr(credentials) == "Credentials(username, password, ssh_key, proxy)"

@@ -38,6 +38,17 @@ def test_what_a_remote_says(output: str, kind: type[errors.GitError]) -> None:
     assert output in str(error)
 
 
+def test_a_full_disk_of_the_server_is_not_taken_for_our_own() -> None:
+    output = (
+        "remote: fatal: unable to write loose object file: No space left on device\n"
+        "error: remote unpack failed: unpack-objects abnormal exit\n"
+        "!\tHEAD:refs/heads/main\t[remote rejected] (unpacker error)"
+    )
+    error = classify("pushing", output, local=False)
+    assert type(error) is errors.Rejected
+    assert "free space on the Git server" in str(error)
+
+
 def test_what_the_clone_says() -> None:
     assert type(classify("reading", "fatal: something else", local=True)) is errors.CorruptClone
     assert type(classify("writing", "fatal: No space left on device", local=True)) is errors.DiskFull

@@ -388,7 +388,9 @@ def test_the_file_holds_everything() -> None:
     assert rolloutfile.parse(None) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"a: [", b"{waves: [], wave: 3}", b"x" * 5_000_000])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"a: [", b"{waves: [], wave: 3}", b"{waves: [], wave: .inf}", b"x" * 5_000_000]
+)
 def test_a_damaged_file_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         rolloutfile.parse(content)
