@@ -184,7 +184,7 @@ async def test_token_that_cannot_be_renewed_is_reported_before_it_expires(monkey
 async def test_paused_cluster_renews_the_token_of_its_guests(monkeypatch: pytest.MonkeyPatch) -> None:
     case = await delivered(monkeypatch)
     case.clock[0] += 1000
-    case.cluster = {**case.cluster, "spec": {"paused": True}}
+    case.management.put({**case.cluster, "spec": {"paused": True}})
     case.note(names.RENEW_AT_ANNOTATION, (datetime.now(UTC) - timedelta(minutes=1)).isoformat())
     requeue_after = await case.reconcile()
     assert tokens(case.secret) == {"expiring-2"}

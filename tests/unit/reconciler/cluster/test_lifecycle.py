@@ -424,7 +424,7 @@ async def test_paused_cluster_is_left_alone(monkeypatch: pytest.MonkeyPatch, ann
             {**case.obj, "metadata": {**case.obj["metadata"], "annotations": {"cluster.x-k8s.io/paused": ""}}}
         )
     else:
-        case.cluster = {**case.cluster, "spec": {"paused": True}}
+        case.management.put({**case.cluster, "spec": {"paused": True}})
     await case.reconcile()
     assert case.harvester.requests == []
     assert case.condition("Paused")[0] == "True"

@@ -17,7 +17,7 @@ from caphv.api.names import (
 )
 from caphv.api.object import annotations_of
 from caphv.api.resources import VIRTUAL_MACHINES
-from caphv.runtime.errors import Forbidden
+from caphv.runtime.errors import Forbidden, ServerFault
 from tests.support.reconciler.guests import delivered, tokens
 from tests.support.reconciler.infrastructure import ready
 from tests.support.reconciler.memorycase import TARGET
@@ -27,7 +27,6 @@ from tests.support.reconciler.parking import (
     add_node,
     add_vm,
     change_cluster,
-    cluster,
     is_cordoned,
     message_of,
     node_of,
@@ -46,8 +45,8 @@ async def test_deletion_of_a_parked_cluster_ends_its_pause_although_harvester_is
     park(case, deletionTimestamp=SINCE, finalizers=["x"])
     case.session.available = False
     await case.reconcile()
-    assert cluster(case)["spec"]["paused"] is False
-    assert PARKED_SINCE_ANNOTATION not in annotations_of(cluster(case))
+    assert case.cluster["spec"]["paused"] is False
+    assert PARKED_SINCE_ANNOTATION not in annotations_of(case.cluster)
     assert case.condition("Parked") == ("", "")
 
 
@@ -57,8 +56,8 @@ async def test_a_cluster_is_paused_although_harvester_is_unreachable(monkeypatch
     change_cluster(case, paused=False, annotations={PARK_ANNOTATION: "true"})
     case.session.available = False
     await case.reconcile()
-    assert cluster(case)["spec"]["paused"] is True
-    assert PARKED_SINCE_ANNOTATION in annotations_of(cluster(case))
+    assert case.cluster["spec"]["paused"] is True
+    assert PARKED_SINCE_ANNOTATION in annotations_of(case.cluster)
 
 
 async def test_a_vm_that_an_evacuation_has_stopped_does_not_end_the_marking(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +100,7 @@ async def test_a_vm_that_was_parked_elsewhere_keeps_the_record_until_it_is_adopt
     assert case.condition("Parked") == ("False", "ParkBlocked")
     assert ("Warning", "ParkBlocked") in case.events
     assert "kubectl patch cluster demo -n team" in message_of(case)
-    assert PARKED_SINCE_ANNOTATION in annotations_of(cluster(case))
+    assert PARKED_SINCE_ANNOTATION in annotations_of(case.cluster)
     case.context.memory.machine(case.machines[-1]).adoption_refusal = "it belongs to another"
     await case.reconcile()
     assert message_of(case).endswith("; the last attempt failed: it belongs to another")
@@ -147,6 +146,22 @@ async def test_nodes_that_a_webhook_keeps_delay_parking_for_a_bounded_time(monke
     case.scope().memory.parking.drain_since = time.monotonic() - 200
     await case.reconcile()
     assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
+
+
+@pytest.mark.parametrize("strategy", ["RerunOnFailure", "Halted"])
+async def test_a_request_that_fails_is_reported_and_repeated(monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
+    case = await ready(monkeypatch)
+    is_parking = strategy != "Halted"
+    (park if is_parking else resume)(case)
+    add_vm(case, "w", strategy=strategy, former="" if is_parking else "Always")
+    case.harvester.errors["patch VirtualMachine w"] = REFUSED
+    with pytest.raises(ServerFault):
+        await case.reconcile()
+    assert case.condition("Parked") == ("False", "Parking" if is_parking else "Resuming")
+    assert message_of(case) == "a request failed, which is repeated: failed calling webhook"
+    case.harvester.errors.clear()
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == ("Halted" if is_parking else "Always")
 
 
 async def test_nodes_are_marked_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,8 +233,8 @@ async def test_a_vm_that_is_not_the_clusters_leaves_the_cluster_unpaused(monkeyp
     await case.reconcile()
     assert case.condition("Parked") == ("False", "ParkBlocked")
     assert ("Warning", "ParkBlocked") in case.events
-    assert not cluster(case)["spec"].get("paused")
-    assert PARKED_SINCE_ANNOTATION not in annotations_of(cluster(case))
+    assert not case.cluster["spec"].get("paused")
+    assert PARKED_SINCE_ANNOTATION not in annotations_of(case.cluster)
 
 
 async def test_deletion_of_a_parked_cluster_ends_its_pause_whatever_its_vms_are(
@@ -229,8 +244,8 @@ async def test_deletion_of_a_parked_cluster_ends_its_pause_whatever_its_vms_are(
     park(case, deletionTimestamp=SINCE, finalizers=["x"])
     case.add_machine("not-adopted", control_plane=False)
     await case.reconcile()
-    assert cluster(case)["spec"]["paused"] is False
-    assert PARKED_SINCE_ANNOTATION not in annotations_of(cluster(case))
+    assert case.cluster["spec"]["paused"] is False
+    assert PARKED_SINCE_ANNOTATION not in annotations_of(case.cluster)
 
 
 async def test_a_cluster_that_is_not_to_be_parked_does_not_care_who_parked_a_vm(
