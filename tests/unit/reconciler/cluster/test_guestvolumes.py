@@ -380,6 +380,8 @@ async def test_workload_api_that_cannot_be_known_ends_no_deletion(monkeypatch: p
         raise Forbidden(403, "", "no Secrets")
 
     monkeypatch.setattr(case.context.workloads, "ensure", ensure)
+    await delete(case, times=0)
+    assert 0 < (await case.reconcile() or 0) <= 10, "it is tried again"
     assert await end(case) == {"pvc-retain", "by-hand"}
     assert case.management.find("HarvesterCluster", "demo", "team") is None
 

@@ -41,7 +41,11 @@ async def test_infrastructure_comes_with_an_address_by_dhcp(monkeypatch: pytest.
     assert case.obj["spec"]["controlPlaneEndpoint"] == {"host": ADDRESS, "port": 6443}
     assert case.obj["status"]["initialization"]["provisioned"]
     assert case.obj["status"]["ready"]
-    assert ("Normal", "InfrastructureReady") in case.events
+    assert case.events == [
+        ("Normal", "TargetNamespaceCreated"),
+        ("Normal", "ControlPlaneEndpointSet"),
+        ("Normal", "InfrastructureReady"),
+    ]
     assert case.condition("InitMachineCreated") == ("False", "MachineNotFound")
     assert case.harvester.stored(resources.LOAD_BALANCERS) == []
 
