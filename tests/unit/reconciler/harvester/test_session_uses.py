@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from caphv.api.bootimage import ImageImport
 from caphv.api.object import NAMESPACES, Key
-from caphv.runtime.errors import Unauthorized, Unreachable
+from caphv.runtime.errors import Forbidden, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler import metrics
 from reconciler.harvester.session import Session
@@ -182,6 +183,17 @@ async def test_requests_that_harvester_refuses_or_does_not_answer_count_for_the_
             with pytest.raises(error):
                 await session.client.get(NAMESPACES, "vms")
         assert failures(identity) == {"401": 1, "none": 1}
+
+
+async def test_an_account_remembers_only_refusals_of_its_own_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = MemoryHarvester()
+    image = ImageImport("vms", "ubuntu", "https://images.example.com/ubuntu.img", "")
+    async with sessions_on(server, monkeypatch=monkeypatch) as it:
+        first = await assigned(it, ONE)
+        other = await assigned(it, OTHER, token="b")
+        refusal = first.import_refusals.note(image, Forbidden(403, "Forbidden", "no"), 10, 60)
+        assert (await assigned(it, OTHER)).import_refusals.of(image) == refusal
+        assert other.import_refusals.of(image) is None
 
 
 async def test_all_sessions_end_with_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
