@@ -98,6 +98,13 @@ async def test_deleted_secret_is_written_again(monkeypatch: pytest.MonkeyPatch) 
     assert tokens(case.secret) == {"expiring-2"}
 
 
+async def test_a_first_delivery_reports_at_once_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "Secret"})
+    case.guests_answer = False
+    await case.reconcile()
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationInProgress")
+
+
 async def test_delivered_config_stays_known_while_the_workload_cluster_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

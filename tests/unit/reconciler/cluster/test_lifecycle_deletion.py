@@ -120,6 +120,7 @@ async def test_pool_that_may_not_be_deleted_is_reported(monkeypatch: pytest.Monk
     case = await ready(monkeypatch, loadBalancerConfig=balancers)
     case.harvester.errors["delete IPPool"] = Forbidden(403, "Forbidden", "cannot delete ippools")
     await delete(case)
+    assert 0 < (await case.reconcile() or 0) <= 60, "the right may be granted"
     assert case.condition("InfrastructureReady") == ("False", "InfrastructureProvisioningFailed")
     assert ("Warning", "InfrastructureProvisioningFailed") in case.events
     assert case.obj["metadata"]["finalizers"] == [CLUSTER_FINALIZER]
