@@ -83,10 +83,10 @@ class Interview:
             if not flag.ask or self.flag_values[flag.name]:
                 continue
             # Machines without IPPools use DHCP, which provides these values.
-            has_pool = self.values.get("--ip-pool-refs") or self.values.get("--ip-pool")
+            has_pool = self.values["--ip-pool-refs"] or self.values["--ip-pool"]
             if flag.name in _POOL_FLAGS and not has_pool:
                 continue
-            if flag.name == "--image" and self.values.get("--image-lookup"):
+            if flag.name == "--image" and self.values["--image-lookup"]:
                 continue
             self.answers[flag.name] = self._ask(flag)
 
@@ -129,7 +129,7 @@ class Interview:
 
     def _default(self, flag: Flag, choices: list[Choice]) -> str | None:
         if flag.name == "--namespace":
-            return self.values.get("--name")
+            return self.values["--name"]
         if flag.name in ("--gateway", "--subnet-mask"):
             return self._pool_default(flag) or flag.default
         if flag.default is None and len(choices) == 1:
@@ -138,7 +138,7 @@ class Interview:
 
     def _pool_default(self, flag: Flag) -> str:
         """Return gateway or mask of the first range of the first IPPool; empty if unknown."""
-        names = self.values.get("--ip-pool-refs") or self.values.get("--ip-pool") or ""
+        names = self.values["--ip-pool-refs"] or self.values["--ip-pool"]
         first_name = names.split(",")[0].strip()
         pools = self.harvester.pools if self.harvester else None
         pool = (pools or {}).get(first_name) or {}
@@ -189,9 +189,7 @@ class Interview:
         """Return the pools of machines whose numbers are known."""
         from operations.capacity.machinepools import Pool as PlannedPool
 
-        numbers = {
-            name: self.values.get(name) or "" for name in ("--cp-replicas", "--worker-replicas")
-        }
+        numbers = {name: self.values[name] for name in ("--cp-replicas", "--worker-replicas")}
         return [
             PlannedPool(name, int(number)) for name, number in numbers.items() if number.isdigit()
         ]

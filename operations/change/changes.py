@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from caphv.api.object import Key, Obj, key_of
+from caphv.api.object import Key, Obj, key_of, text_at
 from operations.status.check import Check, Result
 
 
@@ -70,7 +70,7 @@ class Plan:
 def patch_of(obj: Obj, body: Obj, changes: Iterable[Change]) -> Patch:
     """Return the patch of an object that was read."""
     return Patch(
-        api_version=str(obj.get("apiVersion") or ""),
+        api_version=text_at(obj, "apiVersion"),
         kind=str(obj["kind"]),
         key=key_of(obj),
         body=body,

@@ -172,8 +172,8 @@ def _machines(parts: Parts, now: datetime) -> Iterator[PendingDeletion]:
 def _reason(machine: Obj) -> str:
     """Return the wait of the core before it deletes the HarvesterMachine of a Machine."""
     condition = condition_of(machine, "Deleting")
-    message = " ".join(str(condition.get("message") or "").split())
-    if reason := message or str(condition.get("reason") or ""):
+    message = " ".join(text_at(condition, "message").split())
+    if reason := message or text_at(condition, "reason"):
         return reason
     for annotation in annotations_of(machine):
         if annotation.startswith((_HOOK, _DRAIN_HOOK)):
@@ -219,7 +219,7 @@ def _infrastructure(parts: Parts, obj: Obj, kind: str, now: datetime) -> Pending
         if condition.get("status", "True") == "True":
             continue
         message = str(condition.get("message") or _SILENT)
-        step = next_step(str(condition.get("reason") or ""), remedy_subject(parts, obj, kind))
+        step = next_step(text_at(condition, "reason"), remedy_subject(parts, obj, kind))
         return _wait(obj, kind, message, step, now)
     return _wait(obj, kind, _SILENT, "", now)
 
@@ -259,7 +259,7 @@ def _of_machine(machine: Obj, target: str) -> Iterator[Leftover]:
         yield Leftover("PersistentVolumeClaim", f"{name}-disk-{number}-*", target)
     yield Leftover("Secret", cloud_init_secret_name(name), target)
     if address := status.get("allocatedIPAddress"):
-        yield Leftover("address", str(address), pool=str(status.get("allocatedPoolRef") or ""))
+        yield Leftover("address", str(address), pool=text_at(status, "allocatedPoolRef"))
     for entry in status.get("interfaceAddresses") or ():
         yield Leftover("address", str(entry["address"]), pool=str(entry["pool"]))
 

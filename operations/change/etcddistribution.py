@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from caphv.api.clusterapi import RANCHER_CONTROL_PLANE
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, text_at
 from operations.change.changes import ChangeError
 from operations.read.etcdsnapshots import is_path
 
@@ -37,7 +37,7 @@ def distribution_of(cluster: Obj, control_plane: Obj | None) -> Distribution:
     :param cluster: the Cluster
     :param control_plane: its control plane object, None if the user may not read it
     """
-    kind = str(at(cluster, "spec", "controlPlaneRef", "kind") or "")
+    kind = text_at(cluster, "spec", "controlPlaneRef", "kind")
     if kind == "KThreesControlPlane":
         path = ("spec", "kthreesConfigSpec", "serverConfig", "httpsListenPort")
         port = str(at(control_plane, *path) or "6443")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from caphv.api import names, parking, remedies
-from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of, list_at
+from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of, list_at, text_at
 from caphv.runtime.text import TextError, load_yaml
 from operations.change.changes import ChangeError
 from operations.change.etcdnodes import EtcdNodes, node_name
@@ -100,19 +100,19 @@ def _store_of(control_plane: Obj | None) -> _Store | None:
     """Return the store of servers; None if none is known."""
     store = at(control_plane, "spec", "serverConfig", "etcd", "backupConfig", "s3")
     if isinstance(store, dict):
-        folder = str(store.get("folder") or "").strip("/")
-        return _Store(str(store.get("bucket") or ""), folder)
+        folder = text_at(store, "folder").strip("/")
+        return _Store(text_at(store, "bucket"), folder)
 
     for file in list_at(control_plane, "spec", "kthreesConfigSpec", "files"):
-        if not str(at(file, "path") or "").endswith(_SNAPSHOT_FILE):
+        if not text_at(file, "path").endswith(_SNAPSHOT_FILE):
             continue
         try:
-            config = load_yaml(str(at(file, "content") or ""))
+            config = load_yaml(text_at(file, "content"))
         except TextError:
             continue
         if isinstance(config, dict) and config.get("etcd-s3") is True:
-            folder = str(config.get("etcd-s3-folder") or "").strip("/")
-            return _Store(str(config.get("etcd-s3-bucket") or ""), folder)
+            folder = text_at(config, "etcd-s3-folder").strip("/")
+            return _Store(text_at(config, "etcd-s3-bucket"), folder)
     return None
 
 

@@ -152,7 +152,7 @@ def plan_evacuation(
 def progress_of(harvester_cluster: Obj | None, host: str, *, cancel: bool) -> ClusterProgress:
     """Return the progress of a cluster with the evacuation of a host, or with its cancellation."""
     condition = condition_of(harvester_cluster, ConditionType.HOSTS_EVACUATED)
-    message = str(condition.get("message") or "")
+    message = text_at(condition, "message")
     is_true = condition.get("status") == "True"
     if condition.get("reason") == Reason.EVACUATION_BLOCKED:
         return ClusterProgress(done=False, blocked=True, text=message)

@@ -63,7 +63,7 @@ def progress_of(parts: Parts, *, park: bool) -> ClusterProgress:
     """Return the progress of parking a cluster, or of resuming it."""
     cluster = parts.cluster
     condition = condition_of(parts.harvester_cluster, ConditionType.PARKED)
-    message = str(condition.get("message") or "")
+    message = text_at(condition, "message")
     if not park and not parking.concerns(cluster):
         return ClusterProgress(done=True, blocked=False, text="resumed")
     if condition.get("reason") == Reason.PARK_BLOCKED:

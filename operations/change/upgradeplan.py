@@ -189,7 +189,7 @@ def _patches(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, target:
     """
     topology = at(parts.cluster, "spec", "topology")
     if topology:
-        before = str(topology.get("version") or "")
+        before = text_at(topology, "version")
         change = Change(f"Cluster {parts.key}", "spec.topology.version", before, target)
         patch = patch_of(parts.cluster, {"spec": {"topology": {"version": target}}}, [change])
         return _Patches([patch] if before != target else [])
@@ -236,7 +236,7 @@ def _check_images(parts: Parts, target: str) -> Iterator[Check]:
     named = ", ".join(sorted(needed))
     condition = condition_of(parts.harvester_cluster, ConditionType.IMAGES_READY)
     status = condition.get("status")
-    message = str(condition.get("message") or "")
+    message = text_at(condition, "message")
     generation = at(parts.harvester_cluster, "metadata", "generation") or 0
     is_current = (condition.get("observedGeneration") or 0) >= generation
     if status == "True" and is_current:
@@ -261,7 +261,7 @@ def _check_images(parts: Parts, target: str) -> Iterator[Check]:
 def _declared_images(parts: Parts, target: str) -> set[str]:
     """Return the images that machines need at a version and the HarvesterCluster declares."""
     spec = dict_at(parts.harvester_cluster, "spec")
-    namespace = str(spec.get("targetNamespace") or "")
+    namespace = text_at(spec, "targetNamespace")
     needed = {
         qualified(image.text, namespace)
         for machine in parts.harvester_machines.values()
@@ -278,7 +278,7 @@ def _check_backups(parts: Parts) -> Iterator[Check]:
 
     subject = f"Cluster {parts.key}"
     condition = condition_of(parts.harvester_cluster, ConditionType.CONTROL_PLANE_BACKUPS_READY)
-    message = str(condition.get("message") or "")
+    message = text_at(condition, "message")
     if condition.get("reason") == Reason.BACKUPS_REFUSED:
         remedy = "Do what it says first, or the machines that are replaced have no backups"
         yield Check("backups", subject, Result.WARNING, message=message, remedy=remedy)
@@ -297,7 +297,7 @@ def _part_about(image: str, message: str) -> str:
 
 def _has_failed(image: str, condition: Obj) -> bool:
     """Return whether the condition says that the import of an image has failed."""
-    part = _part_about(image, str(condition.get("message") or ""))
+    part = _part_about(image, text_at(condition, "message"))
     is_failure = condition.get("reason") == Reason.IMAGE_IMPORT_FAILED
     return is_failure and bool(part) and not part.startswith(PENDING_IMPORTS)
 

@@ -42,7 +42,7 @@ def _check(obj: Obj, cluster: Key, now: datetime) -> Check:
     bundles = text_at(obj, "status", "display", "readyBundles")
     if ready.get("status") == "False":
         # Fleet's text about a modified object ends with its values, which may come from a Secret.
-        reason = str(ready.get("message") or "").partition(" {")[0]
+        reason = text_at(ready, "message").partition(" {")[0]
         message = f"{name}: {bundles or 'not all'} bundles are ready: {reason}"
         remedy = f"Follow a setting to where it stopped: {remedies.TRACE_BUNDLES(ref=cluster)}"
         return Check("fleet", subject, Result.WARNING, message=message.rstrip(": "), remedy=remedy)

@@ -258,7 +258,7 @@ def _check_external_storage(
     :param subject: the Harvester
     """
     provisioners = {
-        str(obj["metadata"]["name"]): str(obj.get("provisioner") or "") for obj in storage_classes
+        str(obj["metadata"]["name"]): text_at(obj, "provisioner") for obj in storage_classes
     }
     used = {provisioners.get(name, "") for name in _volume_fields(machines, "storageClass")}
     configured = settings.value_of(objects, settings.CSI_DRIVERS)
@@ -283,7 +283,7 @@ def _check_imports(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
             continue
 
         # The condition has no reason for these cases, so that only its text distinguishes them.
-        text = str(imported.get("message") or "")
+        text = text_at(imported, "message")
         message = f"VM image {key_of(image)} cannot be downloaded: {text}"
         if _UNTRUSTED.search(text):
             remedy = "Add the server's CA to setting additional-ca"

@@ -24,6 +24,7 @@ from caphv.api.object import (
     at,
     dict_at,
     key_of,
+    text_at,
 )
 from caphv.api.supported import release_of
 from caphv.runtime.client import ApiClient
@@ -176,7 +177,7 @@ def _sort_webhooks(facts: ManagementFacts, configurations: Iterable[Obj]) -> Non
 def _service_of(webhook: Obj) -> Key:
     """Return the Service to which a webhook leads, empty for a URL."""
     service = dict_at(webhook, "clientConfig", "service")
-    return Key(str(service.get("namespace") or ""), str(service.get("name") or ""))
+    return Key(text_at(service, "namespace"), text_at(service, "name"))
 
 
 async def read_harvester_facts(

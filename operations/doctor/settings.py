@@ -136,7 +136,7 @@ def _check_proxy(objects: HarvesterObjects, ingress: Obj | None, subject: str) -
     if not configured.get("httpProxy") and not configured.get("httpsProxy"):
         return
 
-    listed = str(configured.get("noProxy") or "")
+    listed = text_at(configured, "noProxy")
     exceptions = _exceptions_of(listed)
     hosts = _uncovered(_host_addresses(objects), exceptions)
     internal = _uncovered([*_virtual_addresses(ingress), *_pod_networks(objects)], exceptions)
@@ -235,7 +235,7 @@ def _virtual_addresses(ingress: Obj | None) -> Iterator[str]:
         if address.strip() != _BY_DHCP:
             yield address
     for entry in mappings_of(at(ingress, "status", "loadBalancer", "ingress")):
-        yield str(entry.get("ip") or "")
+        yield text_at(entry, "ip")
     yield text_at(ingress, "spec", "clusterIP")
 
 

@@ -79,7 +79,7 @@ def used_classes(
     used = {text_at(claim, "spec", "storageClassName") for claim in claims}
     for machine in machines:
         for volume in mappings_of(at(machine, "spec", "volumes")):
-            used.add(str(volume.get("storageClass") or ""))
+            used.add(text_at(volume, "storageClass"))
     of_longhorn = [
         obj
         for obj in classes

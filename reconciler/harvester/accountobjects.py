@@ -165,7 +165,7 @@ def problem_of_namespaces(account: Account, bindings: Iterable[Obj]) -> str:
 
         for subject in list_at(obj, "subjects"):
             other = Key(text_at(subject, "namespace"), text_at(subject, "name"))
-            if other.namespace in account.targets and other != key:
+            if other.namespace in account.targets:
                 return (
                     f"target namespace {other.namespace} has account {other} of another identity, "
                     "whose tokens this one could issue: choose another target namespace"

@@ -105,9 +105,7 @@ class SharedCache:
     @property
     def reader(self) -> Account:
         """The account that reads."""
-        for account in self.members:
-            return account
-        raise RuntimeError(f"no account reads {self.collection.resource}")
+        return next(iter(self.members))
 
     def has_next(self, account: Account, error: RequestError) -> bool:
         """Return whether another account reads after an error of this one.

@@ -37,10 +37,9 @@ def virtual_machine(vm: Obj, management_cluster: str) -> Obj:
         return _foreign_vm(vm)
 
     metadata = {name: value for name, value in vm["metadata"].items() if name != "managedFields"}
-    if _LAST_APPLIED in annotations_of(vm):
-        metadata["annotations"] = {
-            k: v for k, v in metadata["annotations"].items() if k != _LAST_APPLIED
-        }
+    metadata["annotations"] = {
+        name: value for name, value in annotations_of(vm).items() if name != _LAST_APPLIED
+    }
     status = {
         name: value
         for name, value in (vm.get("status") or {}).items()

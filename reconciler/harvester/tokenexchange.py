@@ -455,8 +455,6 @@ def _text(access: Kubeconfig) -> str:
         )
     )
     cluster = config["clusters"][0]["cluster"]
-    if not access.ca:
-        del cluster["certificate-authority-data"]
     if access.tls_server_name:
         cluster["tls-server-name"] = access.tls_server_name
     if access.insecure:

@@ -11,8 +11,10 @@ import copy
 import itertools
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable
+from datetime import UTC, datetime
 from typing import Any
 
+from caphv.api.conditions import rfc3339
 from caphv.api.object import SELF_SUBJECT_ACCESS_REVIEWS, Key, Obj, Resource, key_of
 from caphv.api.objectid import group_of
 from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound, TooLarge, Unreachable
@@ -218,7 +220,7 @@ class MemoryServer:
         if resource_version not in ("", stored["metadata"]["resourceVersion"]):
             raise Conflict(409, "Conflict", "the object has been modified")
         if stored["metadata"].get("finalizers"):
-            stored["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            stored["metadata"].setdefault("deletionTimestamp", rfc3339(datetime.now(UTC)))
             return self._answer(stored)
         del self._objs[resource.group, resource.kind][key_of(stored)]
         self._tell("DELETED", resource.group, stored)

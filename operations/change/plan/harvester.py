@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from caphv.api.identities import identity_of
-from caphv.api.object import Key, Obj
+from caphv.api.object import Key, Obj, text_at
 from caphv.api.objectid import ObjectId
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
@@ -108,13 +108,13 @@ def shortcomings_of(
 
 def _requirements(after: DesiredState) -> Iterator[Requirements]:
     """Yield what the HarvesterCluster and the machines of each pool require of Harvester."""
-    target = str(after.infrastructure.get("targetNamespace") or "")
+    target = text_at(after.infrastructure, "targetNamespace")
     machines = [
         machine_requirements(
             pool.machine,
             target,
             (name,),
-            version=str(pool.inputs.get("version") or ""),
+            version=text_at(pool.inputs, "version"),
             imported=imports_of(after.infrastructure),
         )
         for name, pool in after.pools.items()

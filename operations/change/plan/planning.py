@@ -241,7 +241,7 @@ def _services(
     if harvester is None:
         return ""
     machines = [{"spec": pool.machine} for pool in after.pools.values()]
-    namespace = str(harvester_cluster["spec"].get("targetNamespace") or "")
+    namespace = text_at(harvester_cluster["spec"], "targetNamespace")
     objects = harvester.capacity.harvester
     version = harvester.chart_limits.harvester
     return services(objects, machines, namespace, cluster.name, version)

@@ -82,7 +82,6 @@ async def evacuate_hosts(scope: ClusterScope) -> None:
         if scope.draft.is_true(ConditionType.HOSTS_EVACUATED):
             message = f"whether hosts are still evacuated is not known: {blocked.message}"
             scope.draft.set_unknown(ConditionType.HOSTS_EVACUATED, blocked.reason, message)
-        scope.requeue_within(blocked.requeue_after)
     except (Conflict, Unauthorized, Fenced):
         raise  # the whole reconcile needs new objects or new credentials
     except (Forbidden, Invalid) as error:

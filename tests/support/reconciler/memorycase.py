@@ -5,6 +5,7 @@ Caches are always up to date, and no controller of Harvester acts: a test plays 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
@@ -105,7 +106,8 @@ class Cached:
 def stall(monkeypatch: pytest.MonkeyPatch, server: MemoryServer, *watched: Resource) -> None:
     """Have watches of these kinds deliver nothing from now on: caches learn what the process writes, and no more."""
     known = {
-        (server.name, resource.kind): {key_of(obj): obj for obj in server.stored(resource)} for resource in watched
+        (server.name, resource.kind): {key_of(obj): copy.deepcopy(obj) for obj in server.stored(resource)}
+        for resource in watched
     }
     monkeypatch.setattr(Cached, "stalled", {**Cached.stalled, **known})
 
@@ -154,7 +156,7 @@ class MemoryCase:
             {"apiVersion": INFRASTRUCTURE, "kind": "HarvesterCluster", "metadata": metadata, "spec": full}
         )
         cluster = {"name": "demo", "namespace": "team", "uid": "cluster"}
-        self.cluster = self.management.put({"apiVersion": CORE, "kind": "Cluster", "metadata": cluster, "spec": {}})
+        self.management.put({"apiVersion": CORE, "kind": "Cluster", "metadata": cluster, "spec": {}})
         self.events: list[tuple[str, str]] = []
         self.machines: list[Obj] = []
         self.guests_answer = False
@@ -168,6 +170,13 @@ class MemoryCase:
     def obj(self) -> Obj:
         """The HarvesterCluster."""
         found = self.management.find("HarvesterCluster", "demo", "team")
+        assert found is not None
+        return found
+
+    @property
+    def cluster(self) -> Obj:
+        """The Cluster."""
+        found = self.management.find("Cluster", "demo", "team")
         assert found is not None
         return found
 
@@ -249,13 +258,14 @@ class MemoryCase:
         )
 
     def _context(self) -> Context:
+        clusters = Cached(self.management, resources.clusters("v1beta2"))
         caches = SimpleNamespace(
             harvester_clusters=Cached(self.management, resources.HARVESTER_CLUSTERS),
             harvester_machines=Cached(self.management, resources.HARVESTER_MACHINES),
             secrets=Cached(self.management, SECRETS),
             machines=SimpleNamespace(get=lambda *_: None),
-            clusters=Cached(self.management, resources.clusters("v1beta2")),
-            cluster_of=lambda _: self.cluster,
+            clusters=clusters,
+            cluster_of=lambda _: clusters.get(*KEY),
             machines_of=lambda _: self.machines,
             publishes_failure_domains=True,
         )

@@ -23,13 +23,7 @@ RECORD = {PARKED_SINCE_ANNOTATION: SINCE, PAUSED_BY_PARK_ANNOTATION: "true"}
 def change_cluster(case: MemoryCase, *, paused: bool, annotations: dict[str, str], **metadata: Any) -> None:
     """Give the Cluster annotations, and a pause."""
     metadata = {**case.cluster["metadata"], "annotations": annotations, **metadata}
-    case.cluster = case.management.put({**case.cluster, "metadata": metadata, "spec": {"paused": paused}})
-
-
-def cluster(case: MemoryCase) -> Obj:
-    found = case.management.find("Cluster", "demo", "team")
-    assert found is not None
-    return found
+    case.management.put({**case.cluster, "metadata": metadata, "spec": {"paused": paused}})
 
 
 def park(case: MemoryCase, **metadata: Any) -> None:

@@ -117,7 +117,9 @@ def test_a_dry_run_shows_the_commands_and_changes_nothing(servers: Servers) -> N
     before = json.dumps(cluster(servers))
     text = call(servers, NAME, "--dry-run")
     assert (text.exit_code, "Restore the snapshot" in text.stdout) == (0, True)
-    (content,) = json.loads(call(servers, NAME, "--dry-run", "-o", "json").stdout)["items"]
+    data = call(servers, NAME, "--dry-run", "-o", "json")
+    assert data.exit_code == 0
+    (content,) = json.loads(data.stdout)["items"]
     assert (content["applied"], len(content["steps"])) == (False, 9)
     assert content["steps"][6]["machine"] == "cp-1"
     assert json.dumps(cluster(servers)) == before

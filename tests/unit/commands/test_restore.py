@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from caphv.api.object import Obj, Resource
+from caphv.api.object import SECRETS, Obj, Resource, key_of
 from caphv.runtime.errors import Forbidden, Invalid, Unreachable
 from operations.backup.order import is_paused
 from tests.support.backup import made, whole_cluster
@@ -341,6 +341,11 @@ def test_data_says_what_is_created_and_whether_it_stays_paused(servers: Servers)
     assert (second.exit_code, json.loads(second.stdout)["paused"]) == (0, False)
     third = json.loads(restore(servers, "-o", "json").stdout)
     assert not any(item["applied"] for item in third["items"])
+
+    secret = servers.management.stored(SECRETS)[0]
+    servers.management.remove(SECRETS, *reversed(key_of(secret)))
+    last = json.loads(restore(servers, "--yes", "-o", "json").stdout)
+    assert [item["object"] for item in last["items"] if item["applied"]] == [f"Secret {key_of(secret)}"]
 
 
 def test_manifests_of_pools_have_one_form(servers: Servers) -> None:

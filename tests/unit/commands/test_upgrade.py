@@ -117,6 +117,9 @@ def test_an_upgraded_cluster_is_nothing_to_do(servers: Servers) -> None:
     assert (result.exit_code, "Upgrading" in result.output) == (0, False)
     assert upgrade(servers, "--wait", "--timeout", "30s").exit_code == 0
     assert servers.management.requests == []
+    (data,) = json.loads(upgrade(servers, "-o", "json").stdout)["items"]
+    assert data["changes"] == []
+    assert "disruptions" not in {check["id"] for check in data["checks"]}, "nothing is drained"
 
 
 def test_a_dry_run_only_shows_checks_and_changes(servers: Servers) -> None:

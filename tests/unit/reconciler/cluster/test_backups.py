@@ -99,7 +99,9 @@ async def test_what_an_upgrade_would_meet_is_reported_before(monkeypatch: pytest
     assert [reason for reason, _ in case.messages] == ["BackupsRefused"]
 
     case.harvester.errors.clear()
+    case.requeue_after = None
     assert (await case.keep())["status"] == "False", "it is not asked again at once"
+    assert case.requeue_after
     monkeypatch.setattr(backups, "_REFUSED_SECONDS", 0.0)
     assert (await case.keep())["status"] == "True"
     assert len(case.messages) == 1

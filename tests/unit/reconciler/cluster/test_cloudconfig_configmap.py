@@ -10,10 +10,10 @@ import yaml
 
 from caphv.api import names
 from caphv.api.object import CONFIG_MAPS, SERVICE_ACCOUNTS, Obj
-from caphv.runtime.errors import Forbidden
+from caphv.runtime.errors import Forbidden, Unreachable
 from reconciler.cluster.references import refused_references
 from tests.support.reconciler.guests import READY, Guests, tokens
-from tests.support.reconciler.memorycase import MemoryCase
+from tests.support.reconciler.memorycase import MemoryCase, stall
 
 pytestmark = pytest.mark.unit
 
@@ -90,6 +90,31 @@ async def test_cluster_that_may_not_use_a_config_map_keeps_no_other_from_it(monk
     case.management.put(manifests(**{"ccm.yaml": "kind: DaemonSet\n"}))
     await case.reconcile()
     assert case.condition(READY)[0] == "True"
+
+
+async def test_a_config_map_that_was_written_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, updateCloudProviderConfig=MANIFESTS)
+    case.management.put(manifests(**{"ccm.yaml": "kind: DaemonSet\n"}))
+    stall(monkeypatch, case.management, CONFIG_MAPS)
+    await case.reconcile()
+    case.management.errors["get ConfigMap"] = Unreachable("was read")
+    await case.reconcile()
+    assert case.condition(READY)[0] == "True"
+
+
+async def test_a_permission_that_was_found_withdrawn_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = {**MANIFESTS, "manifestsConfigMapNamespace": "other"}
+    case = await Guests.ready(monkeypatch, updateCloudProviderConfig=elsewhere)
+    found = manifests(**{"ccm.yaml": "kind: DaemonSet\n"})
+    permission = {names.ALLOWED_NAMESPACES_ANNOTATION: "team"}
+    case.management.put({**found, "metadata": {**found["metadata"], "namespace": "other", "annotations": permission}})
+    stall(monkeypatch, case.management, CONFIG_MAPS)
+    case.management.put({**found, "metadata": {**found["metadata"], "namespace": "other"}})
+    await case.reconcile()
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
+    case.management.errors["get ConfigMap"] = Unreachable("was read")
+    await case.reconcile()
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
 
 
 async def test_broken_manifest_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from caphv.api import names
-from caphv.api.object import CLUSTER_ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Obj
-from caphv.runtime.errors import Forbidden, Unauthorized, Unreachable
+from caphv.api.object import CLUSTER_ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Obj, key_of
+from caphv.runtime.errors import Forbidden, ServerFault, Unauthorized, Unreachable
 from reconciler.memory.periods import GRACE_SECONDS
 from tests.support.reconciler.guests import DAY, PLACE, READY, Guests, delivered, tokens
 from tests.support.reconciler.tokenissuer import encoded
@@ -124,6 +124,13 @@ async def test_deleted_secret_is_written_again(monkeypatch: pytest.MonkeyPatch) 
     assert tokens(case.secret) == {"expiring-2"}
 
 
+async def test_a_first_delivery_reports_at_once_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "Secret"})
+    case.guests_answer = False
+    await case.reconcile()
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationInProgress")
+
+
 async def test_delivered_config_stays_known_while_the_workload_cluster_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -210,7 +217,7 @@ async def test_token_that_cannot_be_renewed_is_reported_before_it_expires(monkey
 async def test_paused_cluster_renews_the_token_of_its_guests(monkeypatch: pytest.MonkeyPatch) -> None:
     case = await delivered(monkeypatch)
     case.clock[0] += 1000
-    case.cluster = {**case.cluster, "spec": {"paused": True}}
+    case.management.put({**case.cluster, "spec": {"paused": True}})
     case.note(names.RENEW_AT_ANNOTATION, (datetime.now(UTC) - timedelta(minutes=1)).isoformat())
     requeue_after = await case.reconcile()
     assert tokens(case.secret) == {"expiring-2"}
@@ -219,6 +226,45 @@ async def test_paused_cluster_renews_the_token_of_its_guests(monkeypatch: pytest
     await case.workload.delete(SECRETS, PLACE[1], PLACE[2])
     await case.reconcile()
     assert case.workload.find(*PLACE) is None
+
+
+@pytest.mark.parametrize(
+    ("renew_at", "expires_at"), [(-1, 3), (-3, 1)], ids=["until it is warned of", "until it expires"]
+)
+async def test_paused_cluster_is_back_when_the_state_of_its_token_changes(
+    monkeypatch: pytest.MonkeyPatch, renew_at: int, expires_at: int
+) -> None:
+    case = await delivered(monkeypatch)
+    case.management.put({**case.cluster, "spec": {"paused": True}})
+    case.session.error = Unreachable("no answer")
+    now = datetime.now(UTC)
+    case.note(names.RENEW_AT_ANNOTATION, (now + timedelta(hours=renew_at)).isoformat())
+    case.note(names.EXPIRES_AT_ANNOTATION, (now + timedelta(hours=expires_at)).isoformat())
+    assert await case.reconcile() == pytest.approx(3600, abs=5)
+
+
+async def test_paused_cluster_is_back_after_a_renewal_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await delivered(monkeypatch)
+    case.management.put({**case.cluster, "spec": {"paused": True}})
+    case.note(names.RENEW_AT_ANNOTATION, (datetime.now(UTC) - timedelta(minutes=1)).isoformat())
+    assert await case.reconcile() == 5, "the token was written right before"
+    case.clock[0] += 1000
+    case.harvester.errors["get ServiceAccount"] = ServerFault(500, "InternalError", "no leader")
+    assert await case.reconcile() == 60
+    case.harvester.errors.clear()
+    await case.reconcile()
+    assert tokens(case.secret) == {"expiring-2"}
+
+
+async def test_the_account_of_guests_is_checked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await delivered(monkeypatch)
+    case.clock[0] += 500
+    assert 0 < (await case.reconcile() or 0) <= 40
+    (account,) = case.harvester.stored(SERVICE_ACCOUNTS)
+    case.harvester.remove(SERVICE_ACCOUNTS, *reversed(key_of(account)))
+    case.clock[0] += 41
+    assert 0 < (await case.reconcile() or 0) <= 540
+    assert len(case.harvester.stored(SERVICE_ACCOUNTS)) == 1
 
 
 # Other ways

@@ -29,7 +29,7 @@ from caphv.api.object import (
 from caphv.api.ownership import Owner, record
 from caphv.runtime.errors import Conflict, Forbidden
 from tests.support.reconciler.infrastructure import delete, ready
-from tests.support.reconciler.memorycase import TARGET, MemoryCase
+from tests.support.reconciler.memorycase import TARGET, MemoryCase, stall
 
 pytestmark = pytest.mark.unit
 
@@ -144,6 +144,28 @@ async def test_volume_that_changed_to_retain_is_kept(monkeypatch: pytest.MonkeyP
     case.workload.put({**volume, "spec": {**volume["spec"], "persistentVolumeReclaimPolicy": "Retain"}})
     await case.reconcile()
     assert await end(case) == set(PLUGGED)
+
+
+async def test_what_was_recorded_is_known_before_its_watch_delivers_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await with_volumes(monkeypatch, guestVolumes="Delete")
+    stall(monkeypatch, case.harvester, PERSISTENT_VOLUME_CLAIMS)
+    await case.workload.delete(PERSISTENT_VOLUMES, "pvc-delete")
+    case.harvester.requests.clear()
+    for _ in range(2):
+        await case.reconcile()
+    assert case.harvester.requests == ["patch PersistentVolumeClaim pvc-delete"]
+
+
+async def test_deletion_waits_for_a_volume_although_no_watch_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes keeps it until no Pod uses it."""
+    case = await with_volumes(monkeypatch, guestVolumes="Delete")
+    claim = claims(case)["pvc-delete"]
+    metadata = {**claim["metadata"], "finalizers": ["kubernetes.io/pvc-protection"]}
+    case.harvester.put({**claim, "metadata": metadata})
+    stall(monkeypatch, case.harvester, PERSISTENT_VOLUME_CLAIMS)
+    await end(case)
+    assert case.condition("InfrastructureReady") == ("False", "InfrastructureProvisioningInProgress")
+    assert case.harvester.requests.count("delete PersistentVolumeClaim pvc-delete") == 1
 
 
 @pytest.mark.parametrize("error", [Conflict, Forbidden])
@@ -377,6 +399,8 @@ async def test_workload_api_that_cannot_be_known_ends_no_deletion(monkeypatch: p
         raise Forbidden(403, "", "no Secrets")
 
     monkeypatch.setattr(case.context.workloads, "ensure", ensure)
+    await delete(case, times=0)
+    assert 0 < (await case.reconcile() or 0) <= 10, "it is tried again"
     assert await end(case) == {"pvc-retain", "by-hand"}
     assert case.management.find("HarvesterCluster", "demo", "team") is None
 

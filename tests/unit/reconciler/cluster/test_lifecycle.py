@@ -41,7 +41,11 @@ async def test_infrastructure_comes_with_an_address_by_dhcp(monkeypatch: pytest.
     assert case.obj["spec"]["controlPlaneEndpoint"] == {"host": ADDRESS, "port": 6443}
     assert case.obj["status"]["initialization"]["provisioned"]
     assert case.obj["status"]["ready"]
-    assert ("Normal", "InfrastructureReady") in case.events
+    assert case.events == [
+        ("Normal", "TargetNamespaceCreated"),
+        ("Normal", "ControlPlaneEndpointSet"),
+        ("Normal", "InfrastructureReady"),
+    ]
     assert case.condition("InitMachineCreated") == ("False", "MachineNotFound")
     assert case.harvester.stored(resources.LOAD_BALANCERS) == []
 
@@ -440,7 +444,7 @@ async def test_paused_cluster_is_left_alone(monkeypatch: pytest.MonkeyPatch, ann
             {**case.obj, "metadata": {**case.obj["metadata"], "annotations": {"cluster.x-k8s.io/paused": ""}}}
         )
     else:
-        case.cluster = {**case.cluster, "spec": {"paused": True}}
+        case.management.put({**case.cluster, "spec": {"paused": True}})
     await case.reconcile()
     assert case.harvester.requests == []
     assert case.condition("Paused")[0] == "True"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from caphv.api import resources
 from caphv.api.conditions import get_condition
@@ -53,6 +55,17 @@ async def test_cluster_that_was_deleted_releases_its_session(monkeypatch: pytest
     assert case.management.find("HarvesterCluster", "demo", "team") is None
     assert released[-1:] == [KEY]
     assert case.context.memory.cluster(obj) is not before
+
+
+@pytest.mark.parametrize("operation", ["normal", "delete"])
+async def test_the_duration_of_a_reconcile_is_measured(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    case = await ready(monkeypatch)
+    count = partial(
+        REGISTRY.get_sample_value, "caphv_cluster_reconcile_duration_seconds_count", {"operation": operation}
+    )
+    before = count() or 0
+    await (case.reconcile() if operation == "normal" else delete(case, times=1))
+    assert count() == before + 1
 
 
 async def test_annotation_to_adopt_is_dropped_once_all_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +121,7 @@ async def test_pool_that_may_not_be_deleted_is_reported(monkeypatch: pytest.Monk
     case = await ready(monkeypatch, loadBalancerConfig=balancers)
     case.harvester.errors["delete IPPool"] = Forbidden(403, "Forbidden", "cannot delete ippools")
     await delete(case)
+    assert 0 < (await case.reconcile() or 0) <= 60, "the right may be granted"
     assert case.condition("InfrastructureReady") == ("False", "InfrastructureProvisioningFailed")
     assert ("Warning", "InfrastructureProvisioningFailed") in case.events
     assert case.obj["metadata"]["finalizers"] == [CLUSTER_FINALIZER]

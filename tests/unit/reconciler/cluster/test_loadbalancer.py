@@ -307,6 +307,6 @@ async def test_machines_that_rancher_gives_the_role_etcd_alone_are_no_backends(m
     assert not loadbalancer.control_plane_vms(case.scope()), "labels of Rancher count in its clusters only"
 
     reference = {"apiGroup": "rke.cattle.io", "kind": "RKEControlPlane", "name": "demo"}
-    case.cluster = case.management.put({**case.cluster, "spec": {"controlPlaneRef": reference}})
+    case.management.put({**case.cluster, "spec": {"controlPlaneRef": reference}})
     vms = loadbalancer.control_plane_vms(case.scope())
     assert [vm["metadata"]["name"] for vm in vms] == ["server", "all"]

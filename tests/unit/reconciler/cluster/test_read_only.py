@@ -25,7 +25,7 @@ MANAGED = {"cluster.x-k8s.io/managed-by": "another"}
 
 
 def pause(case: MemoryCase) -> None:
-    case.cluster = {**case.cluster, "spec": {"paused": True}}
+    case.management.put({**case.cluster, "spec": {"paused": True}})
 
 
 def manage_externally(case: MemoryCase) -> None:

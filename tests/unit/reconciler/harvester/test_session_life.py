@@ -276,6 +276,26 @@ async def test_the_reader_of_a_cache_of_its_own_hears_its_changes(monkeypatch: p
         assert ({"b"}, "nodes") in it.changes
 
 
+async def test_a_cache_of_its_own_is_reported_when_it_is_current_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = MemoryHarvester()
+    server.denied = {("b", "nodes")}
+    async with sessions_on(server, monkeypatch=monkeypatch) as it:
+        await it.open(server, "a")
+        session = await it.open(server, "b")
+        server.denied = set()
+        await seconds(3)
+        assert session.own_informers() == [session.hosts]
+        server.denied = {("b", "nodes")}
+        server.end_watches("nodes")
+        await seconds(1)
+        assert session.hosts.last_error
+        it.caches.clear()
+        server.denied = set()
+        await seconds(10)
+        assert session.hosts.current
+        assert it.caches == ["b"]
+
+
 # The end
 
 

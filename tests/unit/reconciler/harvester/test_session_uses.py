@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from caphv.api.object import Key
+from caphv.api.bootimage import ImageImport
+from caphv.api.object import NAMESPACES, Key
+from caphv.runtime.errors import Forbidden, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler import metrics
 from reconciler.harvester.session import Session
@@ -145,6 +147,16 @@ def measured(identity: str) -> bool:
     )
 
 
+def failures(identity: str) -> dict[str, float]:
+    """How many requests of an identity failed, by code."""
+    return {
+        sample.labels["code"]: sample.value
+        for family in metrics.HARVESTER_ERRORS.collect()
+        for sample in family.samples
+        if sample.name.endswith("_total") and sample.labels["identity"] == identity
+    }
+
+
 async def test_metrics_of_an_identity_end_with_the_last_session_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     server = MemoryHarvester()
     identity = "team/of-this-test"
@@ -156,6 +168,32 @@ async def test_metrics_of_an_identity_end_with_the_last_session_that_has_it(monk
         assert measured(identity), "another session has it"
         await it.sessions.release(OTHER)
         assert not measured(identity)
+
+
+async def test_requests_that_harvester_refuses_or_does_not_answer_count_for_the_identity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = MemoryHarvester()
+    identity = "team/of-another-test"
+    async with sessions_on(server, monkeypatch=monkeypatch) as it:
+        session = await assigned(it, ONE, identity=identity)
+        assert failures(identity) == {}
+        for change, error in (({"tokens": set()}, Unauthorized), ({"away": True}, Unreachable)):
+            vars(server).update(change)
+            with pytest.raises(error):
+                await session.client.get(NAMESPACES, "vms")
+        assert failures(identity) == {"401": 1, "none": 1}
+
+
+async def test_an_account_remembers_only_refusals_of_its_own_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = MemoryHarvester()
+    image = ImageImport("vms", "ubuntu", "https://images.example.com/ubuntu.img", "")
+    async with sessions_on(server, monkeypatch=monkeypatch) as it:
+        first = await assigned(it, ONE)
+        other = await assigned(it, OTHER, token="b")
+        refusal = first.import_refusals.note(image, Forbidden(403, "Forbidden", "no"), 10, 60)
+        assert (await assigned(it, OTHER)).import_refusals.of(image) == refusal
+        assert other.import_refusals.of(image) is None
 
 
 async def test_all_sessions_end_with_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

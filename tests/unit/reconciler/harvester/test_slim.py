@@ -8,6 +8,7 @@ from caphv.api.virtualmachine import claims_of, devices_of
 from caphv.runtime.budget import SHARED_CACHE_BYTES, memory_of
 from reconciler.harvester import slim
 from reconciler.harvester.addressuse import instance_addresses
+from reconciler.machine.node import is_guest_of
 from tests.support.crowded import foreign_claim, foreign_instance, foreign_vm, our_vm
 
 pytestmark = pytest.mark.unit
@@ -64,6 +65,17 @@ def test_of_thousands_of_addresses_those_of_nics_are_kept() -> None:
     interfaces = slim.instance(vmi)["status"]["interfaces"]
     assert interfaces[0] == nic
     assert len(interfaces[1]["ipAddresses"]) == 510
+
+
+@pytest.mark.parametrize("guest", ["1e4f", "1E4F", "0000"])
+def test_the_guest_of_a_cached_instance_is_known(guest: str) -> None:
+    node = {"status": {"nodeInfo": {"systemUUID": guest}}}
+    vmi = {
+        "metadata": {"name": "a", "labels": {"caphv.io/cluster": "x"}},
+        "spec": {"domain": {"firmware": {"uuid": "1e4f", "serial": "x"}, "devices": {"disks": []}}},
+    }
+    assert is_guest_of(node, slim.instance(vmi)) is is_guest_of(node, vmi)
+    assert is_guest_of(node, vmi) is (guest != "0000")
 
 
 def test_what_an_evacuation_reads_is_kept() -> None:

@@ -15,6 +15,7 @@ from caphv.api.names import (
 )
 from caphv.api.object import NODES, annotations_of
 from caphv.runtime.errors import ServerFault
+from reconciler.cluster.evacuation import phase
 from reconciler.cluster.evacuation.plan import Stage
 from reconciler.machine.placement import REQUIRED
 from tests.support.reconciler.evacuation import (
@@ -71,6 +72,16 @@ async def test_a_machine_leaves_its_host(monkeypatch: pytest.MonkeyPatch) -> Non
     assert records(case, "w") == set()
     assert vm_of(case, "w")["spec"]["template"]["spec"]["affinity"] == {"nodeAffinity": {}}
     assert case.condition("HostsEvacuated") == ("", "")
+
+
+async def test_steps_that_other_clusters_interrupt_are_continued_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await cluster(monkeypatch, "w")
+    monkeypatch.setattr(phase, "_MAX_STEPS", 1)
+    assert await case.reconcile() == 0.01
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
+    for _ in range(5):
+        await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
 
 
 async def test_remediation_is_allowed_again_when_cluster_api_sees_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

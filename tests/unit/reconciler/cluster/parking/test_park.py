@@ -9,6 +9,7 @@ import pytest
 
 from caphv.api.names import (
     EVACUATED_STRATEGY_ANNOTATION,
+    EXPIRES_AT_ANNOTATION,
     OWNER_UID_ANNOTATION,
     PARK_ANNOTATION,
     PARKED_SINCE_ANNOTATION,
@@ -17,7 +18,8 @@ from caphv.api.names import (
 )
 from caphv.api.object import annotations_of
 from caphv.api.resources import VIRTUAL_MACHINES
-from caphv.runtime.errors import Forbidden, Invalid
+from caphv.runtime.errors import Forbidden, Invalid, ServerFault, Unauthorized, Unreachable
+from reconciler.cluster.parking import phase
 from tests.support.reconciler.guests import delivered, tokens
 from tests.support.reconciler.infrastructure import ready
 from tests.support.reconciler.memorycase import TARGET
@@ -27,7 +29,6 @@ from tests.support.reconciler.parking import (
     add_node,
     add_vm,
     change_cluster,
-    cluster,
     is_cordoned,
     message_of,
     node_of,
@@ -46,8 +47,8 @@ async def test_deletion_of_a_parked_cluster_ends_its_pause_although_harvester_is
     park(case, deletionTimestamp=SINCE, finalizers=["x"])
     case.session.available = False
     await case.reconcile()
-    assert cluster(case)["spec"]["paused"] is False
-    assert PARKED_SINCE_ANNOTATION not in annotations_of(cluster(case))
+    assert case.cluster["spec"]["paused"] is False
+    assert PARKED_SINCE_ANNOTATION not in annotations_of(case.cluster)
     assert case.condition("Parked") == ("", "")
 
 
@@ -57,8 +58,8 @@ async def test_a_cluster_is_paused_although_harvester_is_unreachable(monkeypatch
     change_cluster(case, paused=False, annotations={PARK_ANNOTATION: "true"})
     case.session.available = False
     await case.reconcile()
-    assert cluster(case)["spec"]["paused"] is True
-    assert PARKED_SINCE_ANNOTATION in annotations_of(cluster(case))
+    assert case.cluster["spec"]["paused"] is True
+    assert PARKED_SINCE_ANNOTATION in annotations_of(case.cluster)
 
 
 async def test_a_vm_that_an_evacuation_has_stopped_does_not_end_the_marking(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,13 +102,13 @@ async def test_a_vm_that_was_parked_elsewhere_keeps_the_record_until_it_is_adopt
     assert case.condition("Parked") == ("False", "ParkBlocked")
     assert ("Warning", "ParkBlocked") in case.events
     assert "kubectl patch cluster demo -n team" in message_of(case)
-    assert PARKED_SINCE_ANNOTATION in annotations_of(cluster(case))
+    assert PARKED_SINCE_ANNOTATION in annotations_of(case.cluster)
     case.context.memory.machine(case.machines[-1]).adoption_refusal = "it belongs to another"
     await case.reconcile()
     assert message_of(case).endswith("; the last attempt failed: it belongs to another")
 
     resume(case, paused=False)
-    await case.reconcile()
+    assert 0 < (await case.reconcile() or 0) <= 10
     assert case.condition("Parked") == ("False", "ParkBlocked")
     assert ("Warning", "ParkBlocked") in case.events
     case.harvester.put({**vm, "metadata": {**vm["metadata"], "annotations": owner}})
@@ -149,6 +150,49 @@ async def test_nodes_that_a_webhook_keeps_delay_parking_for_a_bounded_time(monke
     assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
 
 
+@pytest.mark.parametrize("strategy", ["RerunOnFailure", "Halted"])
+async def test_a_request_that_fails_is_reported_and_repeated(monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
+    case = await ready(monkeypatch)
+    is_parking = strategy != "Halted"
+    (park if is_parking else resume)(case)
+    add_vm(case, "w", strategy=strategy, former="" if is_parking else "Always")
+    case.harvester.errors["patch VirtualMachine w"] = REFUSED
+    with pytest.raises(ServerFault):
+        await case.reconcile()
+    assert case.condition("Parked") == ("False", "Parking" if is_parking else "Resuming")
+    assert message_of(case) == "a request failed, which is repeated: failed calling webhook"
+    case.harvester.errors.clear()
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == ("Halted" if is_parking else "Always")
+
+
+@pytest.mark.parametrize("obstacle", ["unauthorized", "of another"])
+async def test_a_cluster_that_cannot_be_parked_is_back_soon(monkeypatch: pytest.MonkeyPatch, obstacle: str) -> None:
+    case = await ready(monkeypatch)
+    park(case)
+    vm = add_vm(case, "w")
+    if obstacle == "unauthorized":
+        case.harvester.errors["patch VirtualMachine"] = Unauthorized(401, "Unauthorized", "no")
+    else:
+        annotations = {**vm["metadata"]["annotations"], OWNER_UID_ANNOTATION: "another"}
+        case.harvester.put({**vm, "metadata": {**vm["metadata"], "annotations": annotations}})
+    assert 0 < (await case.reconcile() or 0) <= 10
+    assert (("", "probed") in case.events) is (obstacle == "unauthorized")
+
+
+async def test_steps_that_other_clusters_interrupt_are_continued_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch)
+    park(case)
+    for name in ("cp", "w"):
+        add_vm(case, name, control_plane=name == "cp")
+        add_node(case, name, unschedulable=False)
+    monkeypatch.setattr(phase, "_MAX_STEPS", 1)
+    assert await case.reconcile() == 0.01
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
+
+
 async def test_nodes_are_marked_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     case = await ready(monkeypatch)
     park(case)
@@ -171,6 +215,19 @@ async def test_the_token_of_guests_is_renewed_until_all_of_them_are_stopped(
     case.note(RENEW_AT_ANNOTATION, (datetime.now(UTC) - timedelta(minutes=1)).isoformat())
     await case.reconcile()
     assert tokens(case.secret) == {renewed}
+
+
+async def test_a_cluster_that_waits_for_harvester_is_back_for_the_token_of_its_guests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await delivered(monkeypatch)
+    park(case)
+    add_vm(case, "w")
+    case.session.error = Unreachable("no answer")
+    now = datetime.now(UTC)
+    case.note(RENEW_AT_ANNOTATION, (now - timedelta(hours=1)).isoformat())
+    case.note(EXPIRES_AT_ANNOTATION, (now + timedelta(hours=3)).isoformat())
+    assert await case.reconcile() == pytest.approx(3600, abs=5)
 
 
 @pytest.mark.parametrize(
@@ -231,8 +288,8 @@ async def test_a_vm_that_is_not_the_clusters_leaves_the_cluster_unpaused(monkeyp
     await case.reconcile()
     assert case.condition("Parked") == ("False", "ParkBlocked")
     assert ("Warning", "ParkBlocked") in case.events
-    assert not cluster(case)["spec"].get("paused")
-    assert PARKED_SINCE_ANNOTATION not in annotations_of(cluster(case))
+    assert not case.cluster["spec"].get("paused")
+    assert PARKED_SINCE_ANNOTATION not in annotations_of(case.cluster)
 
 
 async def test_deletion_of_a_parked_cluster_ends_its_pause_whatever_its_vms_are(
@@ -242,8 +299,8 @@ async def test_deletion_of_a_parked_cluster_ends_its_pause_whatever_its_vms_are(
     park(case, deletionTimestamp=SINCE, finalizers=["x"])
     case.add_machine("not-adopted", control_plane=False)
     await case.reconcile()
-    assert cluster(case)["spec"]["paused"] is False
-    assert PARKED_SINCE_ANNOTATION not in annotations_of(cluster(case))
+    assert case.cluster["spec"]["paused"] is False
+    assert PARKED_SINCE_ANNOTATION not in annotations_of(case.cluster)
 
 
 async def test_a_cluster_that_is_not_to_be_parked_does_not_care_who_parked_a_vm(

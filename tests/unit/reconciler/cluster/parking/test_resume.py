@@ -29,7 +29,6 @@ from tests.support.reconciler.parking import (
     add_node,
     add_vm,
     change_cluster,
-    cluster,
     is_cordoned,
     message_of,
     node_of,
@@ -66,9 +65,8 @@ async def test_a_vm_that_an_evacuation_has_stopped_is_started_by_the_resume(monk
     assert EVACUATION_STARTED_ANNOTATION in annotations_of(started), "a halt from now on is a user's"
     run_instance(case, "cp")
     add_node(case, "cp", unschedulable=False)
-    case.cluster = cluster(case)
     await case.reconcile()
-    assert cluster(case)["spec"]["paused"] is False
+    assert case.cluster["spec"]["paused"] is False
 
 
 async def test_a_vm_that_a_user_has_halted_during_an_evacuation_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,10 +91,9 @@ async def test_nodes_are_uncordoned_after_a_user_has_ended_the_pause(monkeypatch
     assert case.condition("Paused")[0] == "False", "machines are replaced as ever"
 
     case.workload.put({**node_of(case, "w"), "status": node_of(case, "cp")["status"]})
-    case.cluster = cluster(case)
     await case.reconcile()
     assert not is_cordoned(case, "w")
-    assert PARKED_SINCE_ANNOTATION not in annotations_of(cluster(case))
+    assert PARKED_SINCE_ANNOTATION not in annotations_of(case.cluster)
     assert case.condition("Parked") == ("", "")
 
 
@@ -302,7 +299,7 @@ async def test_a_node_that_cannot_be_uncordoned_keeps_no_other(monkeypatch: pyte
     assert not is_cordoned(case, "a")
     case.scope().memory.parking.returned_since = time.monotonic() - 66
     await case.reconcile()
-    assert PARKED_SINCE_ANNOTATION not in annotations_of(cluster(case))
+    assert PARKED_SINCE_ANNOTATION not in annotations_of(case.cluster)
 
 
 async def test_the_pause_ends_a_minute_after_the_last_node_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +310,7 @@ async def test_the_pause_ends_a_minute_after_the_last_node_has_returned(monkeypa
     add_node(case, "w", **HELD)
     assert 60 < (await case.reconcile() or 0) <= 65
     assert "for Cluster API to see them" in message_of(case)
-    assert cluster(case)["spec"]["paused"] is True
+    assert case.cluster["spec"]["paused"] is True
 
     # One that is lost again has to be ready for that time again.
     node = node_of(case, "w")
@@ -323,10 +320,10 @@ async def test_the_pause_ends_a_minute_after_the_last_node_has_returned(monkeypa
     assert "waiting for Nodes of the workers: w" in message_of(case)
     case.workload.put({**node_of(case, "w"), "status": node["status"]})
     await case.reconcile()
-    assert cluster(case)["spec"]["paused"] is True
+    assert case.cluster["spec"]["paused"] is True
     case.scope().memory.parking.returned_since = time.monotonic() - 66
     await case.reconcile()
-    assert cluster(case)["spec"]["paused"] is False
+    assert case.cluster["spec"]["paused"] is False
     assert case.scope().memory.parking.returned_since is None
 
 
@@ -340,5 +337,5 @@ async def test_the_event_says_whether_the_pause_has_ended(
     annotations = dict(RECORD) if by_park else {PARKED_SINCE_ANNOTATION: SINCE}
     change_cluster(case, paused=True, annotations=annotations)
     await case.reconcile()
-    assert cluster(case)["spec"]["paused"] is not by_park
+    assert case.cluster["spec"]["paused"] is not by_park
     assert messages == [f"resumed: all VMs were started, and {text}"]

@@ -39,30 +39,23 @@ NIGHT = datetime(2026, 11, 26, 22, tzinfo=UTC)
 
 def annotate(case: MemoryCase, annotations: dict[str, str], *, paused: bool = False, **metadata: Any) -> None:
     metadata = {**case.cluster["metadata"], "annotations": annotations, **metadata}
-    case.cluster = case.management.put({**case.cluster, "metadata": metadata, "spec": {"paused": paused}})
-
-
-def stored(case: MemoryCase) -> Obj:
-    found = case.management.find("Cluster", "demo", "team")
-    assert found is not None
-    return found
+    case.management.put({**case.cluster, "metadata": metadata, "spec": {"paused": paused}})
 
 
 def is_recorded(case: MemoryCase) -> bool:
-    return PARKED_BY_SCHEDULE_ANNOTATION in annotations_of(stored(case))
+    return PARKED_BY_SCHEDULE_ANNOTATION in annotations_of(case.cluster)
 
 
 async def test_a_window_parks_the_cluster_and_its_end_resumes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     case = await ready(monkeypatch)
     annotate(case, SCHEDULE)
     assert await follow_schedule(case.scope(), DAY) == 3600
-    assert not is_wanted(stored(case))
+    assert not is_wanted(case.cluster)
     # 19:30 in Berlin: the timer ends a moment after the change, and not before.
     assert 1800 < (await follow_schedule(case.scope(), DAY.replace(hour=18, minute=30)) or 0) <= 1801
 
     assert await follow_schedule(case.scope(), NIGHT) == 3600
-    assert is_wanted(stored(case))
-    case.cluster = stored(case)
+    assert is_wanted(case.cluster)
     await follow_schedule(case.scope(), DAY)
     assert not is_recorded(case)
 
@@ -82,7 +75,7 @@ async def test_what_a_user_has_set_wins(
     case = await ready(monkeypatch)
     annotate(case, {**SCHEDULE, PARK_ANNOTATION: by_hand})
     await follow_schedule(case.scope(), now)
-    assert is_wanted(stored(case)) is wanted
+    assert is_wanted(case.cluster) is wanted
 
 
 DELETED = {"deletionTimestamp": "2026-11-26T10:00:00Z", "finalizers": ["x"]}
@@ -121,7 +114,7 @@ async def test_a_cluster_that_is_held_or_deleted_is_left_as_it_is(
     case = await ready(monkeypatch)
     annotate(case, schedule | annotations, paused=paused, **metadata)
     assert await follow_schedule(case.scope(), now) is None
-    assert annotations_of(stored(case)) == schedule | annotations
+    assert annotations_of(case.cluster) == schedule | annotations
 
 
 @pytest.mark.parametrize(("annotations", "now"), [(SCHEDULE, NIGHT), (RECORDED, DAY), (RECORDED, NIGHT)])
@@ -131,7 +124,7 @@ async def test_a_pause_holds_a_cluster_that_is_not_parked_without_an_old_record(
     case = await ready(monkeypatch)
     annotate(case, annotations, paused=True)
     assert await follow_schedule(case.scope(), now) is None
-    assert annotations_of(stored(case)) == SCHEDULE
+    assert annotations_of(case.cluster) == SCHEDULE
 
 
 async def test_a_parked_cluster_whose_pause_is_that_of_parking_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +162,7 @@ async def test_a_record_of_the_night_stops_no_cluster_that_a_user_has_paused(
     with suppress(ServerFault):
         await case.reconcile()
     assert strategy_of(case) == "RerunOnFailure"
-    assert PARKED_SINCE_ANNOTATION not in annotations_of(stored(case))
+    assert PARKED_SINCE_ANNOTATION not in annotations_of(case.cluster)
 
 
 @pytest.mark.parametrize("schedule", [SCHEDULE, RECORDED])
@@ -184,8 +177,8 @@ async def test_a_parked_cluster_that_is_restored_or_moved_stays_as_it_is(
     annotate(case, schedule | annotations, paused=True)
     await case.reconcile()
     assert strategy_of(case) == "Halted"
-    assert annotations_of(stored(case)) == schedule | annotations
-    assert stored(case)["spec"]["paused"] is True
+    assert annotations_of(case.cluster) == schedule | annotations
+    assert case.cluster["spec"]["paused"] is True
     is_restored = annotations is RESTORED
     assert case.condition("Parked") == (("False", "ParkBlocked") if is_restored else ("", ""))
 
@@ -201,7 +194,7 @@ async def test_vms_of_a_cluster_whose_etcd_is_restored_keep_running(
     annotate(case, wanted | RESTORING_ETCD, paused=True)
     await case.reconcile()
     assert strategy_of(case) == "RerunOnFailure"
-    assert PARKED_SINCE_ANNOTATION not in annotations_of(stored(case))
+    assert PARKED_SINCE_ANNOTATION not in annotations_of(case.cluster)
     assert case.condition("Parked") == ("False", "ParkBlocked")
 
 
@@ -297,13 +290,12 @@ async def test_a_reconcile_follows_the_schedule_and_comes_back_for_its_next_chan
 
     monkeypatch.setattr(Clock, "current", NIGHT)
     await case.reconcile()
-    assert stored(case)["spec"]["paused"] is True
+    assert case.cluster["spec"]["paused"] is True
     assert case.condition("Parked")[0] == "True"
 
     monkeypatch.setattr(Clock, "current", DAY.replace(day=27))
-    case.cluster = stored(case)
     await case.reconcile()
-    assert stored(case)["spec"]["paused"] is False
+    assert case.cluster["spec"]["paused"] is False
     assert case.condition("Parked") == ("", "")
 
     annotate(case, {PARK_SCHEDULE_ANNOTATION: "weekends"})
