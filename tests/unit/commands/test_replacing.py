@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[3]
 FILES = {
     "commands/options/outputfile.py": "refuses a file with content without --overwrite",
     "commands/generate_output.py": "compares, and refuses different files without --overwrite",
+    "commands/main.py": "the null device, in place of a closed standard stream",
     "operations/change/deletion.py": "appends to the list of what may remain",
     "operations/backup/files.py": "needs a new or empty directory",
 }
