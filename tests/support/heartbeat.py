@@ -61,10 +61,10 @@ async def measure(work: Callable[[], Awaitable[object]]) -> Cost:
         heart.cancel()
         await asyncio.gather(heart, return_exceptions=True)
     memory = _status("VmHWM") - before
-    return Cost(longest / _slowness() if longest > SECONDS else longest, memory)
+    return Cost(longest / slowness() if longest > SECONDS else longest, memory)
 
 
-def _slowness() -> float:
+def slowness() -> float:
     """How many times longer than usual any work takes now; 1 if it takes less."""
     started = time.thread_time()
     _compute()

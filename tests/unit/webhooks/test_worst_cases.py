@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.heartbeat import SECONDS, slowness
 from tests.support.reviews import EXAMPLES, request, review
 from webhooks import handler
 
 pytestmark = pytest.mark.unit
 
-SECONDS = 0.05
 LONG = ("a" * 1_000_000, "1" * 1_000_000, "a: [" * 200_000, "- a\n" * 15_000, "10.0.0.1/" * 100_000)
 KINDS = sorted(kind for kind, version in EXAMPLES if version == "v1beta1")
 
@@ -59,8 +59,8 @@ def test_the_worst_value_of_each_field_is_answered_in_time(kind: str) -> None:
                 continue
             seconds = seconds_of(target, body)
             if seconds > SECONDS:
-                # Again: another process may have had the processor's caches.
-                seconds = min(seconds_of(target, body) for _ in range(3))
+                # Again: another process may have had the processor's caches, or a part of its core.
+                seconds = min(seconds_of(target, body) / slowness() for _ in range(3))
             assert seconds <= SECONDS, f"{seconds:.3f} s for {len(body)} bytes at {path}"
 
 
