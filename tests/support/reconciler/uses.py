@@ -236,7 +236,7 @@ async def recreated_after_quota(case: Case) -> None:
     await case.quota("requests.storage", "1Gi")
     await case.write_secret("late-data", {"value": "#cloud-config\nruncmd: [echo]\n"})
     await case.create_machine("late", bootstrap="late-data")
-    await case.until(HARVESTER_MACHINES, "late", is_false("VMProvisioningReady", "VMProvisioningFailed", "used up"))
+    await case.until(HARVESTER_MACHINES, "late", is_false("VMProvisioningReady", "QuotaExhausted", "used up"))
     await case.write_secret("late-data", {"value": "#cloud-config\nruncmd: [echo newer]\n"})
 
     async def renewed() -> bool:
@@ -254,7 +254,7 @@ async def started_after_quota(case: Case) -> None:
     """A VM that a quota halted is started once the quota is raised."""
     await case.quota("limits.cpu", "1")
     await case.create_machine("halted")
-    await case.until(HARVESTER_MACHINES, "halted", is_false("VMProvisioningReady", "VMProvisioningFailed", "used up"))
+    await case.until(HARVESTER_MACHINES, "halted", is_false("VMProvisioningReady", "QuotaExhausted", "used up"))
     # The quota refuses the instance before it halts the VM.
     await case.until(kinds.VIRTUAL_MACHINES, "halted", lambda vm: vm["spec"]["runStrategy"] == "Halted")
     await case.raise_quota()
