@@ -272,6 +272,7 @@ class MachineScope:
         """Return a `Blocked` for provisioning that fails until a user corrects something.
 
         :param sources: triggers that, in addition to a change of the machine, may end the failure
+        :param reason: the reason of the condition
         :param warn: see `Blocked`
         """
         condition = ConditionType.VM_PROVISIONING_READY
