@@ -33,7 +33,8 @@ def what_waits_is_reconciled_again(request: pytest.FixtureRequest, monkeypatch: 
     async def reconcile_and_check(case: MemoryCase) -> float | None:
         requeue_after = await reconcile(case)
         if waits(case):
-            assert 0 < (requeue_after or 0) <= 65
+            # A difference of times is rounded, and may be a little longer than the longest wait, 65 s.
+            assert 0 < (requeue_after or 0) < 66
         return requeue_after
 
     monkeypatch.setattr(MemoryCase, "reconcile", reconcile_and_check)
