@@ -236,7 +236,7 @@ def _resume(state: ClusterState) -> Step:
     control_plane = [vm for vm in state.vms if vm.is_control_plane]
     return (
         _start(state, control_plane)
-        or _await_start(control_plane)
+        or _await_control_plane_vms(state, control_plane)
         or _await_control_plane(state, control_plane)
         or _start(state, state.vms)
         or _release(state)
@@ -272,6 +272,16 @@ def _await_start(vms: Sequence[ParkedVm]) -> Step | None:
     if not starting:
         return None
     return Step(Action.WAIT, message=f"waiting for VMs to start: {_some(starting)}")
+
+
+def _await_control_plane_vms(state: ClusterState, control_plane: Sequence[ParkedVm]) -> Step | None:
+    """Return a WAIT step while VMs of the control plane start, which workers need.
+
+    A VM whose start Harvester refuses keeps no worker from starting if the others serve the API.
+    """
+    # An API that is reached through an agent on a worker cannot answer before the workers start.
+    serves_api = state.nodes is not None or state.is_tunnelled
+    return _await_start([vm for vm in control_plane if not (serves_api and vm.refusal)])
 
 
 def _await_control_plane(state: ClusterState, control_plane: Sequence[ParkedVm]) -> Step | None:

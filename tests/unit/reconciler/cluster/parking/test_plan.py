@@ -310,3 +310,32 @@ READY = ParkedNode(name="c0", is_marked=False, has_record=True, is_ready=True)
 )
 def test_step(state: ClusterState, action: Action) -> None:
     assert next_step(state).action is action
+
+
+REFUSED = replace(VM, name="c1", strategy=HALTED, saved_strategy=STRATEGY, has_instance=False, refusal="no quota")
+PARKED_WORKER = replace(WORKER, strategy=HALTED, saved_strategy=STRATEGY, has_instance=False)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_tunnelled", "action"),
+    [
+        ((replace(READY, has_record=False),), False, Action.START),
+        # The others serve no API, so that workers would not become ready.
+        (None, False, Action.WAIT),
+        # Only an agent on a worker can tell.
+        (None, True, Action.START),
+    ],
+)
+def test_a_refused_control_plane_vm_keeps_no_worker_while_others_serve_the_api(
+    nodes: tuple[ParkedNode, ...] | None, is_tunnelled: bool, action: Action
+) -> None:
+    vms = (VM, REFUSED, PARKED_WORKER)
+    step = next_step(replace(RESUMING, vms=vms, nodes=nodes, is_tunnelled=is_tunnelled))
+    assert step.action is action
+    assert step.names == (("w0",) if action is Action.START else ())
+    assert step.blocked is (action is Action.WAIT)
+
+
+def test_the_pause_does_not_end_before_a_refused_control_plane_vm_runs() -> None:
+    step = next_step(replace(RESUMING, vms=(VM, REFUSED), nodes=(replace(READY, has_record=False),)))
+    assert step == Step(Action.WAIT, message="Harvester does not start c1: no quota", blocked=True)
