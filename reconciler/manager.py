@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import logging
 import os
-import re
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.clientconfig import own_namespace, process_configuration
 from caphv.runtime.controller import Controller
 from caphv.runtime.discovery import served_version
-from caphv.runtime.election import LeaderElection
+from caphv.runtime.election import LeaderElection, share_name
 from caphv.runtime.errors import Forbidden, NotFound, ServerFault, TooManyRequests, Unreachable
 from caphv.runtime.eventloop import run_until_stop
 from caphv.runtime.events import EventRecorder
@@ -342,9 +341,8 @@ def _heartbeat(client: ApiClient, options: ProviderOptions) -> Heartbeat:
 
 def _lease_name(lease: str, options: ProviderOptions) -> str:
     """Return the name of a Lease for the share of objects that this process reconciles."""
-    share = f"{options.watch_filter} {options.namespace}".lower()
-    prefix = re.sub(r"[^a-z0-9]+", "-", share).strip("-")
-    return f"{prefix}.{lease}" if prefix else lease
+    share = share_name(options.namespace, options.watch_filter)
+    return f"{share}.{lease}" if share else lease
 
 
 def _identity() -> str:

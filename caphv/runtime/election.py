@@ -16,6 +16,7 @@ import asyncio
 import datetime
 import logging
 import random
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -271,6 +272,16 @@ class LeaderElection:
             renewTime=_now(),
         )
         return {**lease, "spec": spec}
+
+
+def share_name(namespace: str, watch_filter: str) -> str:
+    """Return a name for the share of the clusters that one of several Deployments reconciles.
+
+    Its Lease and its files have this name. It is empty for all clusters.
+    """
+    # A namespace and a filter may have the same name.
+    filter_part = f"filter-{watch_filter}" if watch_filter else ""
+    return re.sub(r"[^a-z0-9]+", "-", f"{filter_part} {namespace}".lower()).strip("-")
 
 
 def _spec(lease: Obj) -> Obj:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from caphv.api import clusterapi, names, resources
 from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, dict_at, key_of, labels_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
+from caphv.runtime.election import share_name
 from caphv.runtime.errors import Forbidden
 from packager import informers
 from packager.addons.cluster_objects import (
@@ -55,8 +55,7 @@ class ClusterFilter:
     @property
     def share(self) -> str:
         """A name of the selection for Leases and files of this packager; empty for all clusters."""
-        text = f"{self.watch_filter} {self.namespace}".lower()
-        return re.sub(r"[^a-z0-9]+", "-", text).strip("-")
+        return share_name(self.namespace, self.watch_filter)
 
 
 class ClusterCache:

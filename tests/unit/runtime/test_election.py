@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from caphv.api.object import Obj, Resource
 from caphv.runtime import election
 from caphv.runtime.client import ApiClient
-from caphv.runtime.election import LeaderElection, Timing
+from caphv.runtime.election import LeaderElection, Timing, share_name
 from caphv.runtime.errors import AlreadyExists, Conflict, Fenced, NotFound, Unreachable
 from tests.support.virtualtime import settle
 from tests.support.waiting import ended
@@ -387,3 +387,9 @@ async def test_hanging_renewal_leaves_time_for_another_one() -> None:
     await asyncio.sleep(60)
     assert not holding.done()
     await ended(holding)
+
+
+def test_a_namespace_and_a_filter_of_the_same_name_are_different_shares() -> None:
+    shares = [share_name("", ""), share_name("a", ""), share_name("", "a"), share_name("a", "a")]
+    assert shares == ["", "a", "filter-a", "filter-a-a"]
+    assert share_name("", "Blue.green_") == "filter-blue-green"
