@@ -32,6 +32,7 @@ from commands.output.progress import patient_progress
 
 if TYPE_CHECKING:
     from caphv.api.object import Key
+    from operations.change.deletion import Remains
     from operations.change.deletionreport import Leftover, PendingDeletion
     from operations.status.parts import Parts
 
@@ -170,15 +171,22 @@ def _explain_remains(
 
     key = chosen.keys[0]
 
-    async def read_parts() -> Parts | None:
+    async def read() -> Remains | None:
         async with management_client(management) as client:
             return await read_remains(client, key)
 
-    remains = run(read_parts())
+    remains = run(read())
     if remains is None:
         return
+    if remains.parts is None:
+        reasons = "; ".join(map(str, remains.unseen))
+        raise InputError(
+            f"Cluster {key} does not exist, and whether objects of it remain is unknown: {reasons}"
+        )
+    for unseen in remains.unseen:
+        echo(f"not seen: {unseen}", err=True)
 
-    waits = pending_remains(remains, datetime.now(UTC))
+    waits = pending_remains(remains.parts, datetime.now(UTC))
     if change.is_text:
         echo(f"Cluster {key} no longer exists, but some of its objects do")
         _show_waits(key, waits, force=False)

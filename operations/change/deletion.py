@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -14,8 +15,10 @@ from caphv.api.object import Key, being_deleted, key_of, text_at, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from operations.change.changes import ChangeError
+from operations.change.clusterparts import unread_kinds
 from operations.change.deletionreport import forcible, leftovers_of, remains_of
 from operations.read import management
+from operations.read.objects import Unseen
 from operations.status.model import as_json
 from operations.status.parts import Parts, is_of_rancher
 
@@ -25,7 +28,16 @@ _FORCIBLE_KINDS = {
 }
 
 
-async def read_remains(client: ApiClient, key: Key) -> Parts | None:
+class Remains(NamedTuple):
+    """What remains of a cluster whose Cluster object was deleted, as far as it can be read."""
+
+    parts: Parts | None
+    """The objects that were read; None if there are none."""
+    unseen: list[Unseen]
+    """Kinds that could not be read, of which objects may remain."""
+
+
+async def read_remains(client: ApiClient, key: Key) -> Remains | None:
     """Return the remaining objects of a cluster whose Cluster object was deleted.
 
     Return None if the Cluster exists or nothing remains. Raises `ApiError`, `Unreachable`.
@@ -33,7 +45,11 @@ async def read_remains(client: ApiClient, key: Key) -> Parts | None:
     objects = await management.read_management(client, key.namespace)
     if key in map(key_of, objects.clusters):
         return None
-    return remains_of(objects, key)
+
+    parts = remains_of(objects, key)
+    unread = unread_kinds(objects, cluster={})
+    unseen = [*unread.machines, *unread.infrastructure]
+    return Remains(parts, unseen) if parts or unseen else None
 
 
 def check_deletable(parts: Parts) -> None:

@@ -21,7 +21,7 @@ from operations.read.objects import ManagementObjects
 from operations.status.assembly import overview_of
 from operations.status.query import Answer
 from tests.support.clusters import Builder, ago, condition
-from tests.support.commandservers import Servers
+from tests.support.commandservers import KINDS, Servers
 from tests.support.deletionserver import Server
 
 pytestmark = pytest.mark.unit
@@ -215,6 +215,21 @@ def test_kinds_that_cannot_be_read_are_named(limited: Servers, kind: str, option
     assert result.exit_code == 0, result.output
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("not seen: ")]
     assert f"no right to list {kind}" in line
+
+
+def test_what_remains_of_a_lost_cluster_is_unknown_while_a_kind_cannot_be_read(limited: Servers) -> None:
+    limited.management.remove(KINDS["Cluster"], "shop", "team")
+    forbid(limited, "HarvesterMachine")
+    result = limited.caphv("delete", "team/shop", "--explain")
+    assert result.exit_code == 1
+    assert "✗ HarvesterCluster/shop-x waits for: a deletion" in result.stdout
+    assert "not seen: harvestermachines" in result.stderr
+
+    for kind in ("HarvesterCluster", "Machine"):
+        forbid(limited, kind)
+    result = limited.caphv("delete", "team/shop", "--explain")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Cluster team/shop does not exist, and whether objects of it remain is unknown" in result.stderr
 
 
 def test_without_a_harvester_cluster_its_server_is_not_named(limited: Servers) -> None:

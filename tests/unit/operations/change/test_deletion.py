@@ -84,7 +84,8 @@ async def test_remains_are_those_of_a_cluster_that_does_not_exist(
     objects.clusters.clear()
     remains = await read_remains(client, Key("team", "shop"))
     assert remains is not None
-    assert sorted(remains.harvester_machines) == [Key("team", "cp-1"), Key("team", "worker-1")]
+    assert remains.parts is not None
+    assert sorted(remains.parts.harvester_machines) == [Key("team", "cp-1"), Key("team", "worker-1")]
 
 
 def test_a_second_run_keeps_the_list_of_the_first(server: Server, tmp_path: Path) -> None:
