@@ -182,9 +182,9 @@ async def _wait(scope: ClusterScope, observed: Observation, step: Step, note: st
     :param note: which right is missing; empty if none is
     """
     message = step.message
-    if step.action is Action.EVICT and observed.client is not None:
+    if step.action is Action.EVICT and observed.workload.client is not None:
         try:
-            if protected := await evict(observed.client, observed.pods):
+            if protected := await evict(observed.workload.client, observed.workload.pods):
                 message = f"{message}, {protected} of them kept by PodDisruptionBudgets"
         except Unreachable as error:
             message = f"{message}; {error}"

@@ -8,16 +8,15 @@ begins to move and before the VM is stopped; during a drain, only every 30 s (se
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from caphv.api import evacuation, parking
-from caphv.api.clusterapi import control_plane_initialized, is_server, paused
-from caphv.api.conditions import get_condition, seconds_since
+from caphv.api.clusterapi import is_server, paused
+from caphv.api.conditions import get_condition
 from caphv.api.hosts import may_be_migrating_guests
 from caphv.api.names import (
     AVOIDED_HOSTS_ANNOTATION,
-    EVACUATED_BOOT_ANNOTATION,
     EVACUATED_FROM_ANNOTATION,
     EVACUATED_STRATEGY_ANNOTATION,
     EVACUATION_STARTED_ANNOTATION,
@@ -25,7 +24,6 @@ from caphv.api.names import (
     SKIPPED_BY_US,
 )
 from caphv.api.object import (
-    NODES,
     Obj,
     annotations_of,
     at,
@@ -46,9 +44,6 @@ from caphv.api.virtualmachine import (
     is_shut_down_for_maintenance,
     migrates_when_evicted,
 )
-from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import NotFound, RequestError
-from caphv.runtime.etcd import find_pods
 from reconciler.cluster.evacuation import obstacles
 from reconciler.cluster.evacuation.halted import halted_on
 from reconciler.cluster.evacuation.plan import (
@@ -56,7 +51,6 @@ from reconciler.cluster.evacuation.plan import (
     STAGE_SECONDS,
     Action,
     ClusterState,
-    EvacuatedNode,
     EvacuatedVm,
     choose_state,
     moving_vms,
@@ -68,9 +62,9 @@ from reconciler.cluster.evacuation.targets import (
     describe_local_disks,
     describe_missing_cpu_manager,
 )
-from reconciler.cluster.parking.drain import pods_to_evict
+from reconciler.cluster.evacuation.workload import Workload, read_workload
 from reconciler.cluster.parking.plan import HALTED
-from reconciler.cluster.parking.reading import boot_id, run_strategy
+from reconciler.cluster.parking.reading import run_strategy
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.topology import host_name
 from reconciler.machine.placement import avoided_hosts
@@ -95,9 +89,7 @@ class Observation:
     :param owners: the Machines of Cluster API
     :param vms: the VirtualMachines
     :param instance_starts: when the instances of the VMs were created
-    :param nodes: Nodes of the workload cluster
-    :param pods: Pods to evict
-    :param client: the client of the workload cluster
+    :param workload: what was read from the workload cluster for the machine that moves
     :param migrated_by_harvester: machines on evacuated hosts that Harvester migrates
     :param restarted_by_harvester: machines on evacuated hosts that an eviction would restart
     """
@@ -110,9 +102,7 @@ class Observation:
     owners: dict[str, Obj] = field(default_factory=dict)
     vms: dict[str, Obj] = field(default_factory=dict)
     instance_starts: dict[str, str] = field(default_factory=dict)
-    nodes: dict[str, Obj] = field(default_factory=dict)
-    pods: list[Obj] = field(default_factory=list)
-    client: ApiClient | None = None
+    workload: Workload = field(default_factory=Workload)
     migrated_by_harvester: list[str] = field(default_factory=list)
     restarted_by_harvester: list[str] = field(default_factory=list)
 
@@ -205,8 +195,14 @@ async def _observe_mover(scope: ClusterScope, common: Observation, vm: Evacuated
         is_late=_track_stage(scope, vm),
         is_forced=_is_forced(scope, vm),
     )
-    observed = replace(common, state=state, nodes={}, pods=[])
-    await _read_workload(scope, observed, vm)
+    workload = await read_workload(scope, vm, state.vms, common.instance_starts)
+    state = replace(
+        state,
+        nodes=workload.node_states,
+        pods=tuple(str(key_of(pod)) for pod in workload.pods),
+        workload_error=workload.error,
+    )
+    observed = replace(common, state=state, workload=workload)
 
     # Until a VM is stopped, another one may take the device that it would need.
     is_stopped_next = next_step(observed.state).action is Action.STOP
@@ -423,91 +419,3 @@ def _is_forced(scope: ClusterScope, vm: EvacuatedVm) -> bool:
     """Return whether a machine leaves its host even if its Node cannot be drained."""
     host = scope.require_session().hosts.get("", vm.source)
     return host is not None and evacuation.is_forced(host)
-
-
-async def _read_workload(scope: ClusterScope, observed: Observation, vm: EvacuatedVm) -> None:
-    """Read the Node of the machine that moves, its Pods, and Nodes of the control plane.
-
-    A workload API that does not answer is part of the observation, not an error.
-    """
-    workloads = scope.context.workloads
-    await workloads.ensure(scope.cluster_key)
-    client = workloads.client(scope.cluster_key)
-    observed.client = client
-    if client is None:
-        # Before the control plane is initialized, there is no Node to read.
-        nodes: tuple[EvacuatedNode, ...] | None = ()
-        if control_plane_initialized(scope.cluster):
-            nodes = None
-        error = "its kubeconfig does not exist"
-        observed.state = replace(observed.state, nodes=nodes, workload_error=error)
-        return
-
-    # etcd needs the other servers while one of them moves.
-    names = {vm.name}
-    if vm.is_control_plane:
-        names |= {other.name for other in observed.state.vms if other.is_control_plane}
-    starts = observed.instance_starts
-    try:
-        without_etcd = await _nodes_without_etcd(client, starts) if vm.is_control_plane else set()
-        for name in sorted(names):
-            try:
-                observed.nodes[name] = await client.get(NODES, name)
-            except NotFound:
-                continue  # it never joined, or was deleted
-        if vm.name in observed.nodes and not vm.saved_strategy:
-            observed.pods = await pods_to_evict(client, [vm.name])
-    except RequestError as error:
-        observed.state = replace(observed.state, nodes=None, workload_error=str(error))
-        return
-
-    observed.state = replace(
-        observed.state,
-        nodes=tuple(
-            _evacuated_node(node, has_etcd=name not in without_etcd, start=starts.get(name, ""))
-            for name, node in observed.nodes.items()
-        ),
-        pods=tuple(str(key_of(pod)) for pod in observed.pods),
-    )
-
-
-async def _nodes_without_etcd(client: ApiClient, starts: Mapping[str, str]) -> set[str]:
-    """Return the Nodes whose Pod of etcd is not ready, or was last reported before their start.
-
-    Raises `ApiError`, `Unreachable`.
-
-    :param starts: when the instances of the Nodes were created
-    """
-    unready = set()
-    for pod in await find_pods(client):
-        name = str(pod["spec"]["nodeName"])
-        condition = get_condition(list_at(pod, "status", "conditions"), "Ready") or {}
-        since = str(condition.get("lastTransitionTime") or "")
-        start = starts.get(name, "")
-        is_old = bool(since and start) and not _is_after(since, start)
-        if condition.get("status") == "False" or is_old:
-            unready.add(name)
-    return unready
-
-
-def _is_after(timestamp: str, start: str) -> bool:
-    return bool(timestamp) and seconds_since(timestamp) <= seconds_since(start)
-
-
-def _evacuated_node(node: Obj, *, has_etcd: bool, start: str) -> EvacuatedNode:
-    """Return what a Node reports.
-
-    :param has_etcd: its member of etcd is ready, or it has none
-    :param start: when the instance of its VM was created
-    """
-    recorded_boot = annotations_of(node).get(EVACUATED_BOOT_ANNOTATION)
-    condition = get_condition(list_at(node, "status", "conditions"), "Ready") or {}
-    # The API calls a Node ready for some 40 s after its kubelet has stopped reporting.
-    is_current = _is_after(str(condition.get("lastHeartbeatTime") or ""), start)
-    return EvacuatedNode(
-        name=key_of(node).name,
-        is_ready=condition.get("status") == "True" and is_current and has_etcd,
-        has_record=recorded_boot is not None,
-        # No boot had been reported when an empty record was written, so any report counts.
-        has_rebooted=recorded_boot in (None, "") or boot_id(node) != recorded_boot,
-    )

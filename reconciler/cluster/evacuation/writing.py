@@ -56,7 +56,7 @@ async def perform(scope: ClusterScope, observed: Observation, step: Step) -> Non
             await _start(scope, observed, name)
         case Action.UNCORDON:
             records = (EVACUATED_BOOT_ANNOTATION, CORDONED_BY_EVACUATION_ANNOTATION)
-            await release_node(observed.client, observed.nodes, name, *records)
+            await release_node(observed.workload.client, observed.workload.nodes, name, *records)
         case Action.SETTLE:
             await _settle(scope, observed.vms[name])
         case Action.YIELD:
@@ -128,10 +128,10 @@ async def _settle(scope: ClusterScope, vm: Obj) -> None:
 
 async def _cordon(observed: Observation, name: str) -> None:
     """Record the boot of a Node, and cordon it unless a user has done so."""
-    node = observed.nodes[name]
+    node = observed.workload.nodes[name]
     annotations: Annotations = {EVACUATED_BOOT_ANNOTATION: boot_id(node)}
     patch: Obj = {"metadata": {"annotations": annotations}}
     if not at(node, "spec", "unschedulable"):
         annotations[CORDONED_BY_EVACUATION_ANNOTATION] = "true"
         patch["spec"] = {"unschedulable": True}
-    await patch_node(observed.client, observed.nodes, name, patch)
+    await patch_node(observed.workload.client, observed.workload.nodes, name, patch)
