@@ -81,7 +81,8 @@ class ClusterState:
     :param is_deleted: the deletion of the Cluster has been requested
     :param vms: VMs that exist and belong to the cluster's machines
     :param last_to_stop: the control plane machine that stops last; empty until it is chosen
-    :param nodes: Nodes of these machines; None while the workload API does not answer
+    :param nodes: Nodes of these machines; None while the workload API does not answer, empty while
+        the next step does not depend on them
     :param pods: how many Pods workers still have to evict
     :param is_drain_over: the time for the drain is over
     :param attached_volumes: volumes that are still attached to a host
@@ -279,9 +280,12 @@ def _await_control_plane_vms(state: ClusterState, control_plane: Sequence[Parked
 
     A VM whose start Harvester refuses keeps no worker from starting if the others serve the API.
     """
+    able = [vm for vm in control_plane if not vm.refusal]
     # An API that is reached through an agent on a worker cannot answer before the workers start.
     serves_api = state.nodes is not None or state.is_tunnelled
-    return _await_start([vm for vm in control_plane if not (serves_api and vm.refusal)])
+    if able and serves_api and not any(vm.saved_strategy for vm in able):
+        return None
+    return _await_start(control_plane)
 
 
 def _await_control_plane(state: ClusterState, control_plane: Sequence[ParkedVm]) -> Step | None:

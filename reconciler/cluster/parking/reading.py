@@ -278,7 +278,8 @@ def _needs_workload(state: ClusterState) -> bool:
     """Return whether the next step depends on the workload cluster."""
     control_plane = [vm for vm in state.vms if vm.is_control_plane]
     if not state.is_wanted:
-        return not any(vm.saved_strategy for vm in control_plane)
+        # One whose start is refused keeps no other machine.
+        return not any(vm.saved_strategy and not vm.refusal for vm in control_plane)
     if all(vm.is_stopped for vm in control_plane if vm.serves_api):
         return False
     # The leader of etcd is asked for, and Nodes are marked, before the first server stops.

@@ -283,6 +283,32 @@ async def test_a_vm_whose_start_is_refused_keeps_no_other(monkeypatch: pytest.Mo
     assert vm_of(case, "a")["spec"]["runStrategy"] == "Always"
 
 
+@pytest.mark.parametrize(("servers", "answers", "started"), [(1, False, False), (3, False, False), (3, True, True)])
+async def test_a_refused_control_plane_vm_keeps_no_worker_while_others_serve_the_api(
+    monkeypatch: pytest.MonkeyPatch, servers: int, answers: bool, started: bool
+) -> None:
+    case = await ready(monkeypatch)
+    resume(case)
+    add_vm(case, "c0", control_plane=True, strategy="Halted", former="Always")
+    for number in range(1, servers):
+        add_vm(case, f"c{number}", control_plane=True)
+        add_node(case, f"c{number}", **HELD)
+    add_vm(case, "w", strategy="Halted", former="Always")
+    case.harvester.errors["patch VirtualMachine c0"] = Invalid(422, "Invalid", "quota is too small")
+    if not answers:
+        case.workload.errors["get"] = case.workload.errors["list"] = Unreachable("no answer")
+
+    for _ in range(2):
+        await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == ("Always" if started else "Halted")
+    if started:
+        assert not any(is_cordoned(case, f"c{number}") for number in range(1, servers))
+        run_instance(case, "w", uid="next")
+        await case.reconcile()
+    assert case.condition("Parked") == ("False", "ParkBlocked")
+    assert "does not start c0: quota is too small" in message_of(case)
+
+
 async def test_a_node_that_cannot_be_uncordoned_keeps_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """The webhook may run on the other one."""
     case = await ready(monkeypatch)
@@ -308,7 +334,7 @@ async def test_the_pause_ends_a_minute_after_the_last_node_has_returned(monkeypa
     resume(case)
     add_vm(case, "w")
     add_node(case, "w", **HELD)
-    assert 60 < (await case.reconcile() or 0) <= 65
+    assert 60 < (await case.reconcile() or 0) < 66
     assert "for Cluster API to see them" in message_of(case)
     assert case.cluster["spec"]["paused"] is True
 
