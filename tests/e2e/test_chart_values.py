@@ -184,6 +184,8 @@ def test_values_reach_the_process_and_its_pod(tmp_path: Path) -> None:
         "resources": {"limits": {"memory": "1Gi"}},
     }
     deployment = parsed(template(tmp_path, values))[("Deployment", "caphv-system", "caphv-controller-manager")]
+    # Without an election, the old Pod ends before the new one starts.
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
     pod = deployment["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     assert container["args"] == [

@@ -27,6 +27,7 @@ SOURCES = ("caphv", "clusterclass", "deploy", "tools")
 FILES = ("Dockerfile", "Makefile", "LICENSE", "pyproject.toml", "requirements.lock")
 # Not ours, and checked by nothing here.
 STAND_INS = [
+    crd("runtime.cluster.x-k8s.io", "v1beta2", "ExtensionConfig"),
     *(crd("cert-manager.io", "v1", kind) for kind in ("Issuer", "Certificate")),
     *(crd("monitoring.coreos.com", "v1", kind) for kind in ("ServiceMonitor", "PrometheusRule")),
 ]
@@ -98,24 +99,55 @@ def test_make_deploy_installs_everything_and_then_another_image(cluster: Cluster
     uninstall(cluster, checkout)
 
 
-@pytest.mark.parametrize("overlay", ["production", "one-namespace", "self-signed"])
+IN_PLACE = """\
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [../production]
+components: [../../components/in-place]
+"""
+
+
+@pytest.mark.parametrize("overlay", ["production", "one-namespace", "self-signed", "in-place"])
 def test_kubectl_applies_overlays_and_finds_nothing_to_change_then(
-    cluster: Cluster, checkout: Path, overlay: str
+    cluster: Cluster, checkout: Path, copy: Path, overlay: str
 ) -> None:
+    (copy / "deploy/kustomize/overlays/in-place").mkdir()
+    (copy / "deploy/kustomize/overlays/in-place/kustomization.yaml").write_text(IN_PLACE)
     applied = ["--server-side", "-k", f"deploy/kustomize/overlays/{overlay}"]
-    cluster.kubectl("apply", *applied, folder=checkout)
-    cluster.kubectl("diff", *applied, folder=checkout)
-    cluster.kubectl("apply", "--server-side", "-k", "deploy/kustomize/packager", folder=checkout)
+    cluster.kubectl("apply", *applied, folder=copy)
+    cluster.kubectl("diff", *applied, folder=copy)
+    cluster.kubectl("apply", "--server-side", "-k", "deploy/kustomize/packager", folder=copy)
     uninstall(cluster, checkout)
     left = {
         name
         for part in (f"overlays/{overlay}", "packager")
         for name in cluster.kubectl(
-            "get", "-k", f"deploy/kustomize/{part}", "--ignore-not-found", "-o=name", folder=checkout
+            "get", "-k", f"deploy/kustomize/{part}", "--ignore-not-found", "-o=name", folder=copy
         ).split()
     }
     assert {name.partition("/")[0] for name in left} == {"customresourcedefinition.apiextensions.k8s.io", "namespace"}
     assert len(left) == 1 + len(list((checkout / "deploy" / "crds").glob("*.yaml")))
+
+
+def test_a_provider_that_is_limited_to_one_namespace_loses_its_previous_rights(
+    cluster: Cluster, checkout: Path
+) -> None:
+    rights = ["roles,rolebindings,clusterroles,clusterrolebindings", "-A", "-o=name"]
+    ours = ["-l", "cluster.x-k8s.io/provider=infrastructure-harvester"]
+    limited = ["apply", "--server-side", "-k", "deploy/kustomize/overlays/one-namespace"]
+    cluster.kubectl(*limited, folder=checkout)
+    expected = cluster.kubectl("get", *rights, *ours, folder=checkout)
+    cluster.kubectl("apply", "--server-side", "-k", "deploy/kustomize/base", folder=checkout)
+    cluster.kubectl("apply", "--server-side", "-k", "deploy/kustomize/packager", folder=checkout)
+    assert cluster.kubectl("get", *rights, *ours, folder=checkout) != expected
+
+    cluster.kubectl(*limited, folder=checkout)
+    blocks = doccommands.blocks(checkout / "docs/installation.md")
+    (block,) = (block for block in blocks if "clusterrole caphv-manager-role" in block)
+    cluster.call("sh", "-ec", block, folder=checkout)
+    left = cluster.kubectl("get", *rights, *ours, folder=checkout).split()
+    assert sorted(name for name in left if "packager" not in name) == sorted(expected.split())
+    uninstall(cluster, checkout)
 
 
 def uninstall(cluster: Cluster, checkout: Path) -> None:
@@ -123,8 +155,8 @@ def uninstall(cluster: Cluster, checkout: Path) -> None:
     commands = [
         block
         for block in doccommands.blocks(checkout / "docs/tasks/uninstall.md")
-        if "kubectl delete" in block and "-n caphv-system" in block and " -l " in block
+        if "kubectl delete" in block and " -l " in block and ("-n caphv-system" in block or "extensionconfigs" in block)
     ]
-    assert len(commands) == 2
+    assert len(commands) == 3
     for block in commands:
         cluster.call("sh", "-ec", block, folder=checkout)

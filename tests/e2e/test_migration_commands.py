@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from caphv.api.object import Obj
+from caphv.api.names import SKIP_REMEDIATION_ANNOTATION, SKIPPED_BY_US
+from caphv.api.object import Obj, annotations_of
 from tests.support import doccommands
 from tests.support.apiservers import running_management
 from tests.support.e2e import crd
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.e2e
 
 SPACE = "caphv-system"
 PAGE = doccommands.CHECKOUT / "docs" / "migration.md"
+UNINSTALL = doccommands.CHECKOUT / "docs" / "tasks" / "uninstall.md"
 STAND_INS = [
     *(crd("cert-manager.io", "v1", kind) for kind in ("Issuer", "Certificate")),
     *(crd("cluster.x-k8s.io", "v1beta2", kind) for kind in ("Cluster", "Machine")),
@@ -55,9 +57,9 @@ def at(tmp_path: Path) -> Iterator[Shell]:
         yield Shell(tmp_path, "kubectl")
 
 
-def block(text: str) -> str:
+def block(text: str, page: Path = PAGE) -> str:
     """The one block of the page that has a text, without what has no answer here."""
-    (found,) = (each for each in doccommands.blocks(PAGE) if text in each)
+    (found,) = (each for each in doccommands.blocks(page) if text in each)
     lines = (line for line in found.splitlines() if not line.lstrip().startswith(UNANSWERED))
     return "\n".join(lines).replace(COLLECTED, "")
 
@@ -202,11 +204,19 @@ def back(at: Shell, client_config: Obj) -> None:
     }
     at("kubectl create namespace target-namespace && kubectl apply -f -", yaml.safe_dump(balancer))
     version = "cluster.x-k8s.io/v1beta2"
-    machine = {"apiVersion": version, "kind": "Machine", "metadata": {"name": "old", "annotations": {HOOK: "caphv"}}}
-    at("kubectl apply -f -", yaml.safe_dump(machine))
+    marks = {
+        "old": {HOOK: "caphv", SKIP_REMEDIATION_ANNOTATION: SKIPPED_BY_US},
+        "other": {SKIP_REMEDIATION_ANNOTATION: ""},
+    }
+    for name, own in marks.items():
+        machine = {"apiVersion": version, "kind": "Machine", "metadata": {"name": name, "annotations": own}}
+        at("kubectl apply -f -", yaml.safe_dump(machine))
     at(block("kubectl delete mutatingwebhookconfiguration"))
     at(block("caphv-endpoint-"))
-    assert HOOK not in at.read("machines.cluster.x-k8s.io old")["metadata"]["annotations"]
+    at(block("skip-remediation", UNINSTALL))
+    left = annotations_of(at.read("machines.cluster.x-k8s.io old"))
+    assert not {HOOK, SKIP_REMEDIATION_ANNOTATION} & left.keys()
+    assert SKIP_REMEDIATION_ANNOTATION in annotations_of(at.read("machines.cluster.x-k8s.io other"))
     at(block("backendServerSelector"))
     at.refuses(block("kubectl get mutatingwebhookconfiguration"), "NotFound")
     found = at.read("loadbalancers name -n target-namespace")["spec"]["backendServerSelector"]
