@@ -255,6 +255,8 @@ async def _delete_account(scope: ClusterScope, name: str) -> None:
     account, binding = await _read(client, namespace, name)
     if not await _usable(scope, account, binding, name):
         return
+    if _may_be_a_users(scope, account, binding):
+        return
     # Leave the binding even if the account does not exist, because a later account with this name
     # would have the role.
     await _leave(scope, name)
@@ -273,6 +275,18 @@ async def _delete_account(scope: ClusterScope, name: str) -> None:
         await _delete(client, SECRETS, token)
     if account:
         await _delete(client, SERVICE_ACCOUNTS, account)
+
+
+def _may_be_a_users(scope: ClusterScope, account: Obj | None, binding: Obj | None) -> bool:
+    """Return whether a user may have created account and binding, which guests still use.
+
+    Harvester's script `generate_addon.sh` creates them without a record, with a name and a role
+    that the user chose. Without `updateCloudProviderConfig`, the Go provider has created none.
+    """
+    present = [obj for obj in (account, binding) if obj is not None]
+    ownerships = {ownership_of(obj, scope.owner) for obj in present}
+    is_requested = bool(scope.obj["spec"].get("updateCloudProviderConfig"))
+    return ownerships == {Ownership.UNRECORDED} and not is_requested
 
 
 def _is_token_of(secret: Obj, account: str) -> bool:

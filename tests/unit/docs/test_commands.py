@@ -30,7 +30,7 @@ PROGRAMS = {
     *("kubectl", "kubectl-harvester", "clusterctl", "helm", "make", "caphv", "git", "docker", "curl", "jq", "base64"),
     *("python", ".venv/bin/python", "export", "alias", "for", "done", "true", "cd", ".", "mkdir", "rm", "cat", "ls"),
     *("sed", "grep", "tar", "date", "etcdctl", "rke2", "lsmod", "modprobe", "openssl", "cosign", "gh", "sha256sum"),
-    *("cut", "kill", "head", "xargs", "set", "cp", "awk", ".venv/bin/caphv"),
+    *("cut", "kill", "head", "xargs", "while", "set", "cp", "awk", ".venv/bin/caphv"),
 }
 VERBS = {
     *("annotate", "api-resources", "apply", "create", "delete", "describe", "edit", "exec", "explain", "get", "label"),

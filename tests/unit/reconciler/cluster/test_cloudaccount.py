@@ -216,6 +216,21 @@ def test_account_of_another_cluster_keeps_all_that_it_has(monkeypatch: pytest.Mo
     assert shared["subjects"] == grant(Key("vms", "demo"))["subjects"]
 
 
+@pytest.mark.parametrize("is_requested", [True, False])
+def test_account_without_a_record_is_deleted_only_for_what_the_go_provider_was_asked_for(is_requested: bool) -> None:
+    """Harvester's script for cloud providers creates the same objects, under a name that a user chose."""
+    harvester = Writable(*pair(OURS), token("demo"))
+    for resource in (SERVICE_ACCOUNTS, CLUSTER_ROLE_BINDINGS):
+        del harvester.objects[resource, "demo"]["metadata"]["annotations"]
+    before = dict(harvester.objects)
+    found = scope(harvester)
+    del found.obj["spec"]["cloudConfig"]
+    if is_requested:
+        found.obj["spec"]["updateCloudProviderConfig"] = {"manifestsConfigMapName": "manifests"}
+    asyncio.run(cloudaccount.delete_account(found))
+    assert harvester.objects == ({} if is_requested else before)
+
+
 # Renewal and checks
 
 
