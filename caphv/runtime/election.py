@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import hashlib
 import logging
 import random
 import re
@@ -279,9 +280,12 @@ def share_name(namespace: str, watch_filter: str) -> str:
 
     Its Lease and its files have this name. It is empty for all clusters.
     """
-    # A namespace and a filter may have the same name.
-    filter_part = f"filter-{watch_filter}" if watch_filter else ""
-    return re.sub(r"[^a-z0-9]+", "-", f"{filter_part} {namespace}".lower()).strip("-")
+    if not watch_filter:
+        return namespace
+    readable = re.sub(r"[^a-z0-9]+", "-", f"{watch_filter} {namespace}".lower()).strip("-")
+    # A filter may have the name of a namespace, and two filters may differ in punctuation only.
+    digest = hashlib.sha256(f"{namespace}/{watch_filter}".encode()).hexdigest()[:8]
+    return f"{readable}-{digest}"
 
 
 def _spec(lease: Obj) -> Obj:

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -389,7 +390,19 @@ async def test_hanging_renewal_leaves_time_for_another_one() -> None:
     await ended(holding)
 
 
-def test_a_namespace_and_a_filter_of_the_same_name_are_different_shares() -> None:
-    shares = [share_name("", ""), share_name("a", ""), share_name("", "a"), share_name("a", "a")]
-    assert shares == ["", "a", "filter-a", "filter-a-a"]
-    assert share_name("", "Blue.green_") == "filter-blue-green"
+def test_shares_that_differ_have_different_names() -> None:
+    shares = [
+        ("", ""),
+        ("a", ""),
+        ("", "a"),
+        ("a", "a"),
+        ("b", "a"),
+        ("", "a-b"),
+        ("", "a.b"),
+        ("", "a_b"),
+        ("", "A-b"),
+    ]
+    names = [share_name(*share) for share in shares]
+    assert len({*names}) == len(names)
+    assert names[:2] == ["", "a"]
+    assert all(re.fullmatch("a-(a-|b-)?[0-9a-f]{8}", name) for name in names[2:])

@@ -373,8 +373,8 @@ def test_the_files_of_a_packager_are_named_as_its_share_of_the_clusters() -> Non
         (ClusterFilter(), "caphv-upgrade"),
         (ClusterFilter("team-a"), "caphv-upgrade-team-a"),
         # A filter may have the name of a namespace.
-        (ClusterFilter("", "team-a"), "caphv-upgrade-filter-team-a"),
-        (ClusterFilter("team-a", "Blue.green"), "caphv-upgrade-filter-blue-green-team-a"),
+        (ClusterFilter("", "team-a"), "caphv-upgrade-team-a-90515031"),
+        (ClusterFilter("team-a", "Blue.green"), "caphv-upgrade-blue-green-team-a-c3b37d74"),
     ):
         file = upgrade_request.file_of(selection.share)
         assert (file, status_file_of(file)) == (f"{name}.yaml", f"{name}.status.yaml")
