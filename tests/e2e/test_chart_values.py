@@ -278,7 +278,7 @@ def test_metrics_without_protection(tmp_path: Path) -> None:
     values = {"metrics": {"secure": False}, "serviceMonitor": {"enabled": True}}
     objects = parsed(template(tmp_path, values))
     monitor = objects[("ServiceMonitor", "caphv-system", "caphv-controller-manager-metrics-monitor")]
-    assert monitor["spec"]["endpoints"] == [{"port": "metrics", "path": "/metrics", "scheme": "http"}]
+    assert monitor["spec"]["endpoints"] == [{"port": "https", "path": "/metrics", "scheme": "http"}]
     (container,) = objects[("Deployment", "caphv-system", "caphv-controller-manager")]["spec"]["template"]["spec"][
         "containers"
     ]
