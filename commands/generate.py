@@ -136,10 +136,10 @@ error or unreadable input.
 )
 @click.option("--no-harvester", is_flag=True, help="Skip the checks against Harvester.")
 @click.option(
-    "--apply",
+    "--apply/--dry-run",
     "applied",
-    is_flag=True,
-    help="Apply the objects to the management cluster, by server-side apply.",
+    default=False,
+    help="Apply the objects to the management cluster, by server-side apply, or only print them.",
 )
 @click.option(
     "--push",

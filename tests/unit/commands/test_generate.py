@@ -21,12 +21,12 @@ pytestmark = pytest.mark.unit
 OLD_FLAGS = shlex.split(
     "name namespace cp-replicas worker-replicas k8s-version cpu memory image disk-size extra-disk ssh-keypair ssh-user "
     "network gateway subnet-mask ip-pool ip-pool-refs dns harvester-kubeconfig cni cni-mtu cni-encapsulation cni-bgp "
-    "pod-cidr fleet-addon-repo fleet-addon-branch class apply interactive"
+    "pod-cidr fleet-addon-repo fleet-addon-branch class apply dry-run interactive"
 )
 
 
 def test_every_flag_of_the_old_generator_is_there() -> None:
-    known = {name for parameter in generate.params for name in parameter.opts}
+    known = {name for parameter in generate.params for name in (*parameter.opts, *parameter.secondary_opts)}
     assert {f"--{name}" for name in OLD_FLAGS} <= known
 
 
