@@ -18,6 +18,11 @@ from packager.addons.facts import CAAPF, RANCHER, ClusterFacts, FleetCluster
 from packager.addons.merge import merge
 
 _TEMPLATE = "Template"
+# Where the manifests of the Go provider's class, and of ours, have the kubeconfig.
+_MANIFEST_SECRET = {
+    "cloudConfigCredentialsSecretName": "cloud-config",
+    "cloudConfigCredentialsSecretKey": "cloud-config",
+}
 
 Find = Callable[[str, str, Key], Obj | None]
 """Looks up an object by API group, kind and key; returns None if it does not exist."""
@@ -190,7 +195,11 @@ def _control_plane_of_class(cluster: Obj, find: Find) -> Obj:
 
 def _harvester_cluster_of_class(cluster: Obj, find: Find) -> Obj:
     delivery = _variable(cluster, names.CLOUD_CONFIG_VARIABLE, find)
-    patch = {"spec": {"cloudConfig": {"delivery": delivery}}} if delivery else {}
+    patch: Obj = {}
+    if delivery == "Manifest":
+        patch = {"spec": {"updateCloudProviderConfig": _MANIFEST_SECRET}}
+    elif delivery:
+        patch = {"spec": {"cloudConfig": {"delivery": delivery}}}
     return merge(_part_of_class(cluster, "infrastructure", find), patch)
 
 

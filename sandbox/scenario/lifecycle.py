@@ -236,11 +236,14 @@ class Scenario:
             await self._replace_all("/spec/topology/variables", variables)
             step.outcome = f"{len(self.view.running())} new machines"
 
-    async def rebase(self, name: str, namespace: str = "") -> None:
-        """Rebase to a ClusterClass with other machine templates, by default in its namespace."""
+    async def rebase(self, name: str, namespace: str = "", *more: Obj) -> None:
+        """Rebase to a ClusterClass with other machine templates, by default in its namespace.
+
+        :param more: further JSON patch operations on the Cluster, in the same request
+        """
         async with self._step(f"Rebase to ClusterClass {name}: machines are replaced") as step:
             reference = {"name": name, "namespace": namespace or self.spec.class_namespace}
-            await self._replace_all("/spec/topology/classRef", reference)
+            await self._replace_all("/spec/topology/classRef", reference, *more)
             step.outcome = f"{len(self.view.running())} new machines"
 
     async def delete(self) -> None:
@@ -318,17 +321,17 @@ class Scenario:
             raise ScenarioError(f"the definition was rejected: {error}") from None
         return self._gitops.changes(answer["commit"])
 
-    async def _change(self, path: str, value: object) -> None:
+    async def _change(self, path: str, value: object, *more: Obj) -> None:
         # A merge patch would replace the whole list of MachineDeployments.
-        patch = [{"op": "replace", "path": path, "value": value}]
+        patch = [{"op": "replace", "path": path, "value": value}, *more]
         await self.management.patch(
             self._clusters, self.spec.name, self.spec.namespace, patch, patch_type="json"
         )
 
-    async def _replace_all(self, path: str, value: object) -> None:
+    async def _replace_all(self, path: str, value: object, *more: Obj) -> None:
         """Make a change that replaces all machines, and wait until each is replaced."""
         before = {uid_of(machine) for machine in self.view.machines.store}
-        await self._change(path, value)
+        await self._change(path, value, *more)
         await self._wait_until(
             "all machines are new",
             lambda: not before & {uid_of(machine) for machine in self.view.machines.store},

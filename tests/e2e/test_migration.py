@@ -16,10 +16,13 @@ import pytest
 
 from caphv import data
 from caphv.api.object import (
+    CLUSTER_ROLE_BINDINGS,
+    CONFIG_MAPS,
     CUSTOM_RESOURCE_DEFINITIONS,
     NAMESPACES,
     PERSISTENT_VOLUME_CLAIMS,
     SECRETS,
+    SERVICE_ACCOUNTS,
     SERVICES,
     Obj,
     annotations_of,
@@ -190,7 +193,9 @@ def with_its_variables(spec: ClusterSpec) -> Obj:
     """The Cluster with variables that the Go provider's class knows."""
     manifest = cluster.manifest(spec)
     (pool,) = spec.machines
-    known = {"ipPoolRef": pool, **cluster.variables(spec)}
+    # The core writes the default of `ipPoolRefs`, which is empty.
+    known = {**cluster.variables(spec), "ipPoolRef": pool}
+    del known["ipPoolRefs"]
     variables = [{"name": name, "value": known[name]} for name in clusterclass.VARIABLES if name in known]
     manifest["spec"]["topology"]["variables"] = variables
     return manifest
@@ -202,13 +207,24 @@ async def its_class_still_works(scenario: Scenario) -> None:
     disks = [machine["spec"]["volumes"] for machine in scenario.view.harvester_machines.store]
     assert {(first["bootOrder"], second["bootOrder"]) for first, second in disks} == {(1, 0)}
     endpoint = scenario.view.endpoint()
-    patch = doccommands.patch_of("migration.md", "cluster")
-    reference = patch["spec"]["topology"]["classRef"]
+    change, *others = doccommands.patch_of("migration.md", "cluster")
+    reference = change["value"]
     space = kinds.typed(NAMESPACES, {"metadata": {"name": reference["namespace"]}})
     await manifests.apply(scenario.management, [space, *objects(reference["namespace"], reference["name"])])
-    await scenario.rebase(**reference)
+    access = await guest_access(scenario)
+    await scenario.rebase(reference["name"], reference["namespace"], *others)
     assert {machine["spec"]["cpu"] for machine in scenario.view.harvester_machines.store} == {3}
     assert scenario.view.endpoint() == endpoint
+    assert await guest_access(scenario) == access
+
+
+async def guest_access(scenario: Scenario) -> list[str]:
+    """The uids of what gives the cloud provider access to Harvester: none of it may be deleted."""
+    name, target = scenario.spec.name, scenario.spec.target_namespace
+    account = await scenario.harvester.get(SERVICE_ACCOUNTS, name, target)
+    binding = await scenario.harvester.get(CLUSTER_ROLE_BINDINGS, name)
+    token = await scenario.harvester.get(SECRETS, f"{name}-token", target)
+    return [uid_of(obj) for obj in (account, binding, token)]
 
 
 async def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Path) -> None:
@@ -218,16 +234,21 @@ async def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Pa
         await manifests.apply(scenario.management, [kinds.typed(NAMESPACES, {"metadata": {"name": "caphv-system"}})])
         async with go_provider(scenario, tmp_path, legacy=True):
             space = kinds.typed(NAMESPACES, {"metadata": {"name": OLD.namespace}})
-            await manifests.apply(scenario.management, [space, *clusterclass.objects(OLD.namespace)])
+            addon = {"metadata": {"name": f"cloud-config-addon-{OLD.name}", "namespace": OLD.namespace}}
+            addon |= {"data": {"cloud-config.yaml": "{apiVersion: v1, kind: ServiceAccount, metadata: {name: csi}}\n"}}
+            of_its_class = [kinds.typed(CONFIG_MAPS, addon), *clusterclass.objects(OLD.namespace)]
+            await manifests.apply(scenario.management, [space, *of_its_class])
             await scenario.apply([with_its_variables(scenario.spec)])
             await scenario.bring_up()
             before = await snapshot(scenario)
+            access = await guest_access(scenario)
             assert len(before) > 20
         await install_ours(box, scenario)
         async with our_provider(box.folder, box.kubeconfig("management")):
             await settled(scenario, is_ours)
             await until(lambda: recorded(scenario), lambda: "objects on Harvester have no record", PATIENCE)
             assert await snapshot(scenario) == before
+            assert await guest_access(scenario) == access
             await scenario.scale(1, 2)
         grown = await snapshot(scenario)
         assert before.items() <= {**grown, **{key: before[key] for key in before if key.startswith("pool ")}}.items()

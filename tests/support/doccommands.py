@@ -43,10 +43,10 @@ def commands(block: str) -> Iterator[list[str]]:
                 command.append(word)
 
 
-def patch_of(name: str, resource: str) -> dict[str, Any]:
+def patch_of(name: str, resource: str) -> Any:
     """The first patch that a page of docs/ has for a resource. Raises AssertionError when it has none."""
     for block in blocks(CHECKOUT / "docs" / name):
         for words in commands(block):
             if words[:3] == ["kubectl", "patch", resource]:
-                return dict(json.loads(words[words.index("-p") + 1]))
+                return json.loads(words[words.index("-p") + 1])
     raise AssertionError(f"docs/{name} has no patch of {resource}")

@@ -1,4 +1,4 @@
-"""ClusterClass `harvester-rke2` of the Go provider: addresses from one pool, load balancer by DHCP, one worker class.
+"""ClusterClass `harvester-rke2` of the Go provider: addresses from pools, load balancer by DHCP, one worker class.
 
 Its defaults are what users' Clusters carry: the core writes them into each. It has no placeholder for the endpoint
 here: without webhooks the core would set it again and again.
@@ -25,7 +25,7 @@ _VOLUME = {
 _REQUIRED: dict[str, Obj] = {
     "vmNetworks": _TEXTS,
     "volumes": {"type": "array", "items": {"type": "object", "properties": _VOLUME}},
-    **dict.fromkeys(("sshKeyPair", "gateway", "subnetMask", "ipPoolRef"), _TEXT),
+    **dict.fromkeys(("sshKeyPair", "gateway", "subnetMask"), _TEXT),
 }
 _OPTIONAL: dict[str, Obj] = {
     "cpuCount": {"type": "integer", "default": 2},
@@ -33,6 +33,8 @@ _OPTIONAL: dict[str, Obj] = {
     "sshUser": {**_TEXT, "default": "sles"},
     "identitySecretName": {**_TEXT, "default": "hv-identity-secret"},
     "targetNamespace": {**_TEXT, "default": "default"},
+    "ipPoolRef": {**_TEXT, "default": ""},
+    "ipPoolRefs": {**_TEXTS, "default": []},
     "dnsServers": {**_TEXTS, "default": []},
     # Since v0.10. Nothing here sets them, but their defaults are in all Clusters.
     "cisProfile": {**_TEXT, "default": "", "enum": ["", "cis", "cis-1.23", "cis-1.5", "cis-1.6"]},
@@ -54,6 +56,8 @@ _CLUSTER: dict[str, Obj] = {
     "identitySecret/namespace": {"template": "{{ .builtin.cluster.namespace }}"},
     "targetNamespace": {"variable": "targetNamespace"},
     "vmNetworkConfig": {"template": _NETWORK},
+    "updateCloudProviderConfig/manifestsConfigMapName": {"template": "cloud-config-addon-{{ .builtin.cluster.name }}"},
+    "updateCloudProviderConfig/manifestsConfigMapNamespace": {"template": "{{ .builtin.cluster.namespace }}"},
 }
 
 
@@ -67,6 +71,13 @@ def objects(namespace: str) -> list[Obj]:
         "identitySecret": {"namespace": "default", "name": "hv-identity-secret"},
         "loadBalancerConfig": balancer,
         "targetNamespace": "default",
+        "updateCloudProviderConfig": {
+            "cloudConfigCredentialsSecretKey": "cloud-config",
+            "cloudConfigCredentialsSecretName": "cloud-config",
+            "manifestsConfigMapKey": "cloud-config.yaml",
+            "manifestsConfigMapName": "cloud-config-addon",
+            "manifestsConfigMapNamespace": "default",
+        },
     }
     machine = {"cpu": 2, "memory": "4Gi", "sshUser": "sles", "sshKeyPair": "", "volumes": [], "networks": []}
     rollout = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}}

@@ -13,11 +13,14 @@ from collections.abc import AsyncIterator
 
 import yaml
 
+from caphv.api.names import SERVICE_ACCOUNT_ANNOTATION, SERVICE_ACCOUNT_TOKEN_TYPE
 from caphv.api.object import (
+    CLUSTER_ROLE_BINDINGS,
     NAMESPACES,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
     SECRETS,
+    SERVICE_ACCOUNTS,
     SERVICES,
     Obj,
     Resource,
@@ -159,6 +162,7 @@ class Predecessor:
         wanted = {
             "metadata": {"name": name, "namespace": target},
             "spec": {
+                "description": f"Load Balancer for cluster {cluster}",
                 "workloadType": "vm",
                 "ipam": config["ipamType"],
                 **({"ipPool": config["ipPoolRef"]} if "ipPoolRef" in config else {}),
@@ -171,9 +175,28 @@ class Predecessor:
             await self.harvester.get(kinds.LOAD_BALANCERS, name, target)
         except NotFound:
             await self.harvester.create(kinds.LOAD_BALANCERS, kinds.typed(kinds.LOAD_BALANCERS, wanted))
+            if obj["spec"].get("updateCloudProviderConfig"):
+                await self._create_account(target, cluster)
             others = [each for each in obj["status"]["conditions"] if each["type"] != "InitMachineCreated"]
-            status = {"conditions": [*others, condition("InitMachineCreated")]}
-            await self._patch(HARVESTER_CLUSTERS, obj, {"status": status}, subresource="status")
+            # The latter also without a cloud config that was requested.
+            reached = [condition(each) for each in ("InitMachineCreated", "CloudProviderConfigReady")]
+            await self._patch(
+                HARVESTER_CLUSTERS, obj, {"status": {"conditions": [*others, *reached]}}, subresource="status"
+            )
+
+    async def _create_account(self, target: str, name: str) -> None:
+        """The account of the cloud provider, with the names and the role of Harvester's script."""
+        metadata = {"name": name, "namespace": target}
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "harvesterhci.io:cloudprovider"}
+        binding = {
+            "metadata": {"name": name},
+            "roleRef": role,
+            "subjects": [{"kind": "ServiceAccount", **metadata}],
+        }
+        token = {"name": f"{name}-token", "namespace": target, "annotations": {SERVICE_ACCOUNT_ANNOTATION: name}}
+        await self.harvester.create(SERVICE_ACCOUNTS, {"metadata": metadata})
+        await self.harvester.create(CLUSTER_ROLE_BINDINGS, binding)
+        await self.harvester.create(SECRETS, {"metadata": token, "type": SERVICE_ACCOUNT_TOKEN_TYPE})
 
     async def _delete_cluster(self, obj: Obj) -> None:
         target, name = obj["spec"]["targetNamespace"], balancer_of(obj)

@@ -62,6 +62,12 @@ def test_variables_of_the_shipped_classes_count_without_the_class() -> None:
     assert settings.cloud_config.host_path == "/etc/kubernetes/cloud-config"
 
 
+def test_a_class_may_deliver_the_kubeconfig_as_that_of_the_go_provider_does() -> None:
+    variables = [{"name": "cloudConfigDelivery", "value": "Manifest"}]
+    settings = only(cluster(topology={"class": "rke2", "variables": variables}))
+    assert (settings.cloud_config.secret_name, settings.cloud_config.secret_key) == ("cloud-config", "cloud-config")
+
+
 @pytest.mark.parametrize(
     ("kind", "cni"), [("RKE2ControlPlane", "calico"), ("KThreesControlPlane", "none"), ("KubeadmControlPlane", "none")]
 )
