@@ -105,7 +105,15 @@ class Objects:
             # size first.
             size = self._repository.odb.info(binary).size
             if size <= MAX_BYTES:
-                return bytes(self._repository.odb.stream(binary).read())
+                content = bytes(self._repository.odb.stream(binary).read())
+                # Git announces the size before it unpacks the object, so a damaged object, or a
+                # killed Git, cuts the content short. An empty definition would count as a removed
+                # one.
+                if len(content) != size:
+                    raise CorruptClone(
+                        f"object {name} has {len(content):,} bytes instead of {size:,}"
+                    )
+                return content
         except (GitPythonError, ODBError, ValueError, OSError) as error:
             raise CorruptClone(f"object {name} cannot be read: {type(error).__name__}") from None
         raise UnusableContent(

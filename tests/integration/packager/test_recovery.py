@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from packager.git import clone
-from packager.git.errors import CloneLocked, DiskFull, MissingBranch
+from packager.git.errors import CloneLocked, CorruptClone, DiskFull, MissingBranch
 from packager.git.folder import Folder
 from packager.git.remote import Remote
 from packager.git.repository import Repository
-from tests.support.packager.repositories import Origin, git, paths, put, wanted
+from tests.support.packager.repositories import Origin, damage_last_file, git, paths, put, wanted
 
 pytestmark = pytest.mark.integration
 
@@ -157,6 +157,28 @@ def test_damage_while_it_runs(origin: Origin, cache: Path) -> None:
         lose_objects(cache / "clone.git")
         put(repository, wanted("a/one", mtu=9000))
         assert "mtu: 9000" in origin.files()["clusters/a/one/cni/fleet.yaml"]
+
+
+DEFINITION = random.Random(1).randbytes(1000).hex()
+
+
+@pytest.fixture
+def damaged(origin: Origin, cache: Path) -> Origin:
+    """A repository with one file, which is damaged in its clone."""
+    origin.push({"production.yaml": DEFINITION})
+    with Repository(Remote(origin.url), cache) as repository:
+        repository.sync()
+    damage_last_file(cache / "clone.git")
+    return origin
+
+
+def test_content_that_is_cut_short_is_not_read(damaged: Origin, cache: Path) -> None:
+    """An empty definition would count as a removed one."""
+    with (
+        Repository(Remote(damaged.url), cache) as repository,
+        pytest.raises(CorruptClone, match=r"has \d+ bytes instead of 2,000"),
+    ):
+        repository.sync().read("production.yaml")
 
 
 def test_forced_branches(origin: Origin, cache: Path) -> None:

@@ -110,6 +110,15 @@ class Origin:
         git(self.folder, "fast-import", "--quiet", "--done", stdin="".join(lines).encode())
 
 
+def damage_last_file(clone: Path) -> None:
+    """Damage the content of the last file in a clone: Git announces its size, and cannot unpack all of it."""
+    (pack,) = clone.glob("objects/pack/*.pack")
+    content = bytearray(pack.read_bytes())
+    content[-500:-100] = bytes(400)
+    pack.chmod(0o600)
+    pack.write_bytes(content)
+
+
 def folder(cluster: str, mtu: int = 1500, bundles: tuple[str, ...] = BUNDLES) -> Folder:
     return Folder({f"{bundle}/fleet.yaml": f"name: {cluster}-{bundle}\nmtu: {mtu}\n".encode() for bundle in bundles})
 
