@@ -145,10 +145,8 @@ def compare(options: BundleOptions, *, with_others: bool) -> Comparison:
     with progress() as step:
         selected = read_clusters(options, step)
         bundler = bundler_of(options, step)
-        with open_store(options) as store:
-            step("reading the repository")
-            snapshot = store.sync()
 
+        def compare_with(snapshot: Snapshot) -> Comparison:
             # Clusters that were left out by a selector, or that could not be read, also are only in
             # the repository. Nothing tells them from extra ones, so none is reported.
             may_miss_clusters = selected.has_selector or selected.input.unreadable
@@ -158,7 +156,11 @@ def compare(options: BundleOptions, *, with_others: bool) -> Comparison:
             state = ManagementState(selected.clusters, live=False, pruning=pruning)
             planned = Planner(bundler).plan(snapshot, state)
             differences = diff_clusters(planned.batch, planned.plan, snapshot)
-    return Comparison(selected, planned.batch, differences)
+            return Comparison(selected, planned.batch, differences)
+
+        with open_store(options) as store:
+            step("reading the repository")
+            return store.read(compare_with)
 
 
 def pruning_of(

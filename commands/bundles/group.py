@@ -202,7 +202,9 @@ def _render(options: PrintOptions, selected: SelectedClusters, step: Step) -> Ba
     try:
         if names_repository(options):
             with open_store(options) as store:
-                batch = bundler.render(selected.clusters, store.sync().tree)
+                batch = store.read(
+                    lambda snapshot: bundler.render(selected.clusters, snapshot.tree)
+                )
         else:
             batch = bundler.render(selected.clusters, target.sync().tree if target else {})
         if target:
@@ -360,8 +362,10 @@ def push(options: PushOptions) -> None:
         bundler = bundler_of(options, step)
         with open_store(options, new=True) as store:
             step("reading the repository")
-            pruning = pruning_of(
-                selected, store.sync(), options.max_prune, with_others=options.prune
+            pruning = store.read(
+                lambda snapshot: pruning_of(
+                    selected, snapshot, options.max_prune, with_others=options.prune
+                )
             )
             reason = Reason(options.message or "Bundles follow the settings of their clusters.")
             state = ManagementState(selected.clusters, live=False, pruning=pruning)
@@ -395,6 +399,6 @@ def list_(*, output: str, options: RepositoryOptions) -> None:
 
     with progress() as step, open_store(options) as store:
         step("reading the repository")
-        listing = inventory(store.sync())
+        listing = store.read(inventory)
     click.echo(out.LISTED[output](listing, load_table().newest), nl=False)
     sys.exit(DIFFERENT if any(cluster.fault for cluster in listing) else DONE)

@@ -189,9 +189,10 @@ def _show(options: UpgradeOptions, request: Request, target: Any, step: Step) ->
     selected = read_clusters(options, step)
     with open_store(options) as store:
         step("reading the repository")
-        waves = split(
-            request.waves, wave(selected.clusters, store.sync().tree, target, None).chosen
+        chosen = store.read(
+            lambda snapshot: wave(selected.clusters, snapshot.tree, target, None).chosen
         )
+        waves = split(request.waves, chosen)
     click.echo(out.WAVES[options.output](waves, target), nl=False)
 
 
@@ -237,7 +238,9 @@ def _wait(store: Store, request: Request, file: str, deadline: float, step: Step
     continues = failure = ""
     while True:
         try:
-            snapshot = store.sync()
+            content, rollout = store.read(
+                lambda snapshot: (snapshot.read(file), _status(snapshot, file))
+            )
             failure = ""
         except (AccessDenied, InvalidRemote, UnknownHost):
             raise
@@ -245,8 +248,6 @@ def _wait(store: Store, request: Request, file: str, deadline: float, step: Step
             # The next read may succeed.
             failure = f"; the repository cannot be read: {error}"
         else:
-            content = snapshot.read(file)
-            rollout = _status(snapshot, file)
             if content is not None and content != upgrade_request.serialize(request):
                 raise CommandError(
                     f"{file} now requests another upgrade: stopped waiting for this one"

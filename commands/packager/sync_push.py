@@ -49,7 +49,7 @@ def push(
 
     state = ManagementState(confirmed=options.confirmed, live=False)
     if options.dry_run:
-        planned = planner.plan(store.sync(), state, source)
+        planned = store.read(lambda snapshot: planner.plan(snapshot, state, source))
         return Pushed(planned, Result(planned.plan, "", ""), [])
 
     why = replace(reason, why=options.message) if options.message else reason

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from packager.git.commit import Reason
     from packager.git.repository import Repository
     from packager.git.signers import Signers
-    from packager.git.snapshot import Unread
+    from packager.git.snapshot import Snapshot, Unread
     from packager.tree import Tree
 
 
@@ -121,16 +121,21 @@ def _files(options: SyncOptions, step: Step) -> _SourceFiles:
 
     refuse_circles(options, options.repo, options.branch, options.inner)
     step("reading the source")
-    with open_store(source_repository(options)) as repository:
-        snapshot = repository.sync()
-        if not snapshot.commit:
-            raise InputError(f"{options.source_repo} has no branch {options.source_branch}")
-        if options.source_signers:
-            cast("Repository", repository).verify(snapshot.commit, _signers(options.source_signers))
+    with open_store(source_repository(options)) as store:
+        # Only --folder makes a store a folder, and the options of a source have none.
+        repository = cast("Repository", store)
+        signers = _signers(options.source_signers) if options.source_signers else None
 
-        origin = f"{options.source_repo}@{snapshot.commit}"
-        reason = definitions_reason(origin, snapshot.message)
-        return _SourceFiles(manifests(snapshot.tree), snapshot.unread(), reason)
+        def read(snapshot: Snapshot) -> _SourceFiles:
+            if not snapshot.commit:
+                raise InputError(f"{options.source_repo} has no branch {options.source_branch}")
+            if signers:
+                repository.verify(snapshot.commit, signers)
+            origin = f"{options.source_repo}@{snapshot.commit}"
+            reason = definitions_reason(origin, snapshot.message)
+            return _SourceFiles(manifests(snapshot.tree), snapshot.unread(), reason)
+
+        return repository.read(read)
 
 
 def _signers(path: Path) -> Signers:

@@ -10,7 +10,9 @@ from packager.controller.open_repository import RepositoryConfig, RepositoryHand
 from packager.definitions import ownership
 from packager.definitions.source import Reader, Source, Validator
 from packager.git.errors import GitError
+from packager.git.repository import Repository
 from packager.git.signers import Signers
+from packager.git.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +63,17 @@ class DefinitionSource:
         when the list of signers changes.
         """
         signers = Signers.read(self._signers_path) if self._signers_path else None
-        remote = self._remote
         repository = self._repository.open()
-        snapshot = repository.sync()
+        repository.read(lambda snapshot: self._read(repository, snapshot, signers))
+
+    def _read(self, repository: Repository, snapshot: Snapshot, signers: Signers | None) -> None:
+        """Read a commit that was not read yet.
+
+        :param repository: the repository of the definitions
+        :param snapshot: the commit
+        :param signers: keys that may sign commits, None for any
+        """
+        remote = self._remote
         is_read = self._last is not None and self._last_commit == snapshot.commit
         if is_read and signers == self._signers:
             return

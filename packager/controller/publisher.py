@@ -124,7 +124,7 @@ class Publisher:
         """
         repository = self._target.open()
         if not self._order:
-            self._note_start(repository, known)
+            repository.read(lambda snapshot: self._note_start(repository, snapshot, known))
 
         # Live clusters are published even while the source cannot be read.
         error = self._refresh_source()
@@ -195,12 +195,17 @@ class Publisher:
         if self._source:
             self._source.close()
 
-    def _note_start(self, repository: Repository, known: Mapping[Key, str]) -> None:
+    def _note_start(
+        self, repository: Repository, snapshot: Snapshot, known: Mapping[Key, str]
+    ) -> None:
         """Note the head, and clusters that may have changed after the commit of their condition.
 
         An earlier process may have pushed a commit and ended before it wrote the conditions.
+
+        :param repository: the repository
+        :param snapshot: its head
+        :param known: clusters with the commit of their condition
         """
-        snapshot = repository.sync()
         self._folders = _folders(snapshot)
         earlier = {key: commit for key, commit in known.items() if commit != snapshot.commit}
         self._stale = frozenset(

@@ -10,6 +10,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from packager.git.changeplan import Plan
 from packager.git.commit import Reason, check
@@ -18,6 +19,8 @@ from packager.git.folder import FOLDER, LINK, REGULAR_FILE, blob_id, tree_id_of
 from packager.git.history import Change, of_path
 from packager.git.result import Result
 from packager.git.snapshot import MAX_BYTES, MAX_DEPTH, Entry, Snapshot
+
+T = TypeVar("T")
 
 _COMMIT = "folder"
 
@@ -37,6 +40,10 @@ class Directory:
     def sync(self) -> Snapshot:
         """Return a snapshot of the folder, empty if it does not exist. Raises `UnmanagedFiles`."""
         return Snapshot(_OnDisk(self._root, self._path, self._names), _COMMIT, self._path)
+
+    def read(self, call: Callable[[Snapshot], T]) -> T:
+        """Call with the snapshot of `sync`."""
+        return call(self.sync())
 
     def last_change(self, path: str) -> Change | None:
         """Return the newest commit that changed a file or folder, if this is a checkout."""

@@ -108,6 +108,9 @@ class Repository:
         trace: TracebackType | None,
     ) -> None:
         self._state = None
+        # The damage was found outside of `read`. The next caller gets a new clone.
+        if isinstance(error, CorruptClone):
+            self._clone.discard()
         self._clone.close()
 
     def heads(self) -> BranchHeads:
@@ -146,7 +149,14 @@ class Repository:
 
     def sync(self) -> Snapshot:
         """Return a snapshot of the newest commit of the branch, below the remote's path."""
-        return self._retry_corrupt(self._sync).target
+        return self.read(lambda snapshot: snapshot)
+
+    def read(self, call: Callable[[Snapshot], T]) -> T:
+        """Call with the snapshot of `sync`, and again with that of a new clone if it is corrupt.
+
+        Snapshots read their content on access, when damage that `sync` did not meet is found.
+        """
+        return self._retry_corrupt(lambda: call(self._sync().target))
 
     def commit(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result:
         """Commit and push the plan for the newest snapshot.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from packager.definitions.source import Source
 from packager.git.changeplan import Plan
@@ -25,6 +25,7 @@ from packager.planning.state import ManagementState, Planned
 from packager.rendering.bundler import Batch
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _MAX_SUBJECT_LENGTH = 100
 
@@ -33,6 +34,7 @@ class Store(Protocol):
     """A place to write plans to: a `Repository` or a `Directory`."""
 
     def sync(self) -> Snapshot: ...  # noqa: D102
+    def read(self, call: Callable[[Snapshot], T]) -> T: ...  # noqa: D102
     def commit(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result: ...  # noqa: D102
     def last_change(self, path: str) -> Change | None: ...  # noqa: D102
 

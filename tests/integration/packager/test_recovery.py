@@ -181,6 +181,19 @@ def test_content_that_is_cut_short_is_not_read(damaged: Origin, cache: Path) -> 
         repository.sync().read("production.yaml")
 
 
+def test_damage_that_only_reading_finds(damaged: Origin, cache: Path) -> None:
+    with Repository(Remote(damaged.url), cache) as repository:
+        content = repository.read(lambda snapshot: snapshot.read("production.yaml"))
+    assert content == DEFINITION.encode()
+
+
+def test_the_clone_of_a_reader_that_failed_is_recreated(damaged: Origin, cache: Path) -> None:
+    with pytest.raises(CorruptClone), Repository(Remote(damaged.url), cache) as repository:
+        repository.sync().read("production.yaml")
+    with Repository(Remote(damaged.url), cache) as repository:
+        assert repository.sync().read("production.yaml") == DEFINITION.encode()
+
+
 def test_forced_branches(origin: Origin, cache: Path) -> None:
     with Repository(Remote(origin.url), cache) as repository:
         put(repository, wanted("a/one"))

@@ -202,13 +202,13 @@ def test_a_command_does_not_wait_forever(case: Case) -> None:
 
 def test_a_command_says_why_it_cannot_see_the_upgrade(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     failures: list[GitError] = [Unreachable("git.example.com: no answer")] * 1000
-    sync = Repository.sync
+    read = Repository.read
 
-    def fail(repository: Repository) -> Snapshot:
+    def fail(repository: Repository, call: Callable[[Snapshot], object]) -> object:
         # The request is pushed before the host stops answering.
-        return sync(repository) if case.request() is None else raise_(failures.pop())
+        return read(repository, call) if case.request() is None else raise_(failures.pop())
 
-    monkeypatch.setattr(Repository, "sync", fail)
+    monkeypatch.setattr(Repository, "read", fail)
     done = case.upgrade(*OPTIONS, "--wait", "--timeout", "10m")
     assert done.exit_code == 1
     assert "the repository cannot be read: git.example.com: no answer" in done.stderr
@@ -221,7 +221,7 @@ def test_a_command_says_why_it_cannot_see_the_upgrade(case: Case, monkeypatch: p
     assert failures == []
 
 
-def raise_(error: Exception) -> Snapshot:
+def raise_(error: Exception) -> object:
     raise error
 
 

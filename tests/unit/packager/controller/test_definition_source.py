@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from packager.controller.open_repository import RepositoryConfig
 from packager.git.clone import Clone
 from packager.git.errors import GitError
 from packager.git.remote import Remote
-from tests.support.packager.repositories import Origin, git
+from packager.git.repository import Repository
+from tests.support.packager.repositories import Origin, damage_last_file, git
 
 
 @pytest.fixture
@@ -85,3 +87,19 @@ def test_what_may_stand_for_a_definition_is_reported(tmp_path: Path) -> None:
     assert "is a symbolic link, which is not followed: put the file itself here" in problems["link.yaml"][1]
     assert "is a submodule, which is not read" in problems["module"][1]
     assert "is text, not an object" in problems["text.yml"][1]
+
+
+def test_a_damaged_clone_is_recreated(tmp_path: Path) -> None:
+    origin = Origin.make(tmp_path / "origin")
+    origin.push({"good.yaml": f"{DEFINITION}# {random.Random(1).randbytes(1000).hex()}\n"})
+    config = RepositoryConfig(Remote(origin.url), tmp_path / "cache")
+    with Repository(config.remote, config.cache) as repository:
+        repository.sync()
+    damage_last_file(config.cache / "clone.git")
+    source = DefinitionSource(SourceOptions(config, lambda _: []))
+    try:
+        source.refresh()
+        assert source.last
+        assert [entry.key.name for entry in source.last.source.clusters] == ["good"]
+    finally:
+        source.close()
