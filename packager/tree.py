@@ -18,6 +18,7 @@ __all__ = [
     "Tree",
     "cluster_folder",
     "content_hash",
+    "is_plain",
     "path_of",
 ]
 
@@ -37,13 +38,25 @@ def path_of(*segments: str) -> str:
     Plain names have letters, digits, '.', '_' and '-'.
     """
     for segment in segments:
-        if not _SEGMENT.fullmatch(segment) or ".." in segment:
+        if not _is_plain_name(segment):
             msg = (
                 f"{segment!r} cannot be part of a path: take letters, digits, '-', '_' and '.' "
                 "between them"
             )
             raise ValueError(msg)
     return "/".join(segments)
+
+
+def is_plain(path: str) -> bool:
+    """Whether a path has plain names only, as all paths that the packager writes.
+
+    A user may keep any other folder next to those of clusters, such as `production (copy)`.
+    """
+    return all(map(_is_plain_name, path.split("/")))
+
+
+def _is_plain_name(name: str) -> bool:
+    return bool(_SEGMENT.fullmatch(name)) and ".." not in name
 
 
 def cluster_folder(namespace: str, name: str) -> str:

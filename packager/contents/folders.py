@@ -9,6 +9,7 @@ from packager.git.folder import FILE_LIST, ExistingFolder, Folder, Root, parse_f
 from packager.git.paths import join_path
 from packager.git.pruning import Pruning, Staging
 from packager.git.snapshot import Snapshot
+from packager.tree import is_plain
 
 Wanted = Mapping[Root, Mapping[str, Folder]]
 """Folders by `<namespace>/<name>`, for each root that the caller manages."""
@@ -57,7 +58,15 @@ def _folder_ids(snapshot: Snapshot, root: str) -> dict[str, str]:
 
 
 def _current(snapshot: Snapshot, path: str) -> ExistingFolder:
-    """Return the existing folder at a path of the repository."""
+    """Return the existing folder at a path of the repository.
+
+    A copy of a folder, under a name that the packager never writes, belongs to whoever made it.
+    """
+    if not is_plain(path):
+        entries = snapshot.files(path).items()
+        return ExistingFolder(
+            foreign={name: entry.id if entry.is_file else "" for name, entry in entries}
+        )
     list_path = join_path(path, FILE_LIST)
     if obstacle := snapshot.obstacle(list_path):
         return ExistingFolder(obstacle=f"{obstacle} is not a folder")

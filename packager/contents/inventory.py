@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from caphv.api.plaintext import printable
 from packager.addons.cluster_objects import is_suspended
 from packager.addons.facts import ClusterFacts
 from packager.addons.versions import Versions
@@ -40,11 +41,12 @@ def inventory(snapshot: Snapshot) -> list[RepositoryCluster]:
     return clusters
 
 
-def _read_cluster(snapshot: Snapshot, name: str) -> RepositoryCluster:
-    folder = join_path(CLUSTERS, name)
-    bundles = tuple(
-        sorted(inner for inner, entry in snapshot.entries(folder).items() if entry.is_folder)
-    )
+def _read_cluster(snapshot: Snapshot, folder_name: str) -> RepositoryCluster:
+    folder = join_path(CLUSTERS, folder_name)
+    entries = snapshot.entries(folder).items()
+    # Git stores names as bytes, and outputs hold only UTF-8.
+    bundles = tuple(sorted(printable(inner) for inner, entry in entries if entry.is_folder))
+    name = printable(folder_name)
     content = snapshot.read(join_path(folder, lockfile.FILE))
     if content is None:
         return RepositoryCluster(

@@ -14,6 +14,7 @@ from packager.git.changeplan import Plan
 from packager.git.folder import FILE_LIST, MARK, file_list, parse_file_list
 from packager.git.pruning import Skipped
 from packager.git.snapshot import Snapshot
+from packager.tree import is_plain
 
 _TEXT = b"""\
 The Cluster of these bundles was deleted while it was paused, so it may have been moved to \
@@ -30,8 +31,11 @@ def moved_folders(folders: Iterable[str], paused: Collection[str], snapshot: Sna
     return sorted(
         folder
         for folder in folders
-        if snapshot.entry(f"{folder}/{MARK}")
-        or (folder in paused and snapshot.read(f"{folder}/{FILE_LIST}") is not None)
+        if is_plain(folder)
+        and (
+            snapshot.entry(f"{folder}/{MARK}")
+            or (folder in paused and snapshot.read(f"{folder}/{FILE_LIST}") is not None)
+        )
     )
 
 

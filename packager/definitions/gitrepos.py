@@ -24,7 +24,7 @@ from packager.git.snapshot import Snapshot
 from packager.rendering import yaml
 from packager.rendering.bundles import FLEET_YAML
 from packager.rendering.gitrepo import GitRepoOptions, cluster_path, git_repo, namespace_path
-from packager.tree import CLUSTERS, path_of
+from packager.tree import CLUSTERS, is_plain, path_of
 
 _FILE = "gitrepo.yaml"
 # No namespace begins with a dot, so that this never exists.
@@ -173,7 +173,7 @@ def _former_repos(
     Former GitRepos stay, because deleting one would delete the Bundles that still have its label.
     Yields the folder `<workspace>/<name>` with each GitRepo.
     """
-    for name in snapshot.entries(f"{GITREPOS}/{workspace}"):
+    for name in _repo_names(snapshot, workspace):
         folder = f"{workspace}/{name}"
         if _FILE not in parse_file_list(snapshot.read(f"{GITREPOS}/{folder}/{FILE_LIST}")):
             continue
@@ -203,17 +203,26 @@ def _others(snapshot: Snapshot, namespace: str, members: Iterable[Member]) -> li
     """Return the clusters of a namespace in the repository that are not among the members."""
     entries = snapshot.entries(f"{CLUSTERS}/{namespace}")
     # A user may keep files next to the folders.
-    present = {Key(namespace, name) for name, entry in entries.items() if entry.is_folder}
+    present = {
+        Key(namespace, name)
+        for name, entry in entries.items()
+        if entry.is_folder and is_plain(name)
+    }
     return sorted(present - {member.cluster for member in members})
 
 
 def _readers(snapshot: Snapshot, workspace: str) -> Mapping[str, str]:
     """Return the name of the GitRepo that lists a path, for each path in the repository."""
     readers: dict[str, str] = {}
-    for name in snapshot.entries(f"{GITREPOS}/{workspace}"):
+    for name in _repo_names(snapshot, workspace):
         for repo in parse_manifest(
             snapshot.read(f"{GITREPOS}/{workspace}/{name}/{_FILE}"), _LIMITS
         ):
             for path in list_at(repo, "spec", "paths"):
                 readers[str(path)] = name
     return readers
+
+
+def _repo_names(snapshot: Snapshot, workspace: str) -> Iterator[str]:
+    """Return the folders of GitRepos in a workspace whose names the packager may write."""
+    return filter(is_plain, snapshot.entries(f"{GITREPOS}/{workspace}"))

@@ -19,6 +19,7 @@ from packager.definitions.files import MANIFESTS
 from packager.git.folder import Folder, Tree
 from packager.git.remote import Remote
 from packager.git.snapshot import Snapshot
+from packager.tree import is_plain
 
 FILE = ".caphv-source"
 DIRECTORY = "a directory"
@@ -130,9 +131,12 @@ class Owners:
 
 
 def clusters(snapshot: Snapshot) -> Iterator[str]:
-    """Yield the clusters, `<namespace>/<name>`, whose manifests the repository holds."""
+    """Yield the clusters, `<namespace>/<name>`, whose manifests the repository holds.
+
+    A folder whose name the packager never writes, such as a copy, is no cluster.
+    """
     for namespace in snapshot.entries(MANIFESTS):
         for name, entry in snapshot.entries(f"{MANIFESTS}/{namespace}").items():
             # A user may keep files next to the folders.
-            if entry.is_folder:
+            if entry.is_folder and is_plain(f"{namespace}/{name}"):
                 yield f"{namespace}/{name}"

@@ -339,6 +339,31 @@ def test_a_definition_that_brings_a_fault_of_ours_to_light_stops_no_other(
     assert case.has("clusters/team-a/two")
 
 
+@pytest.mark.parametrize("copy", ["one (copy)", "\\377", "_one", "one-"])
+def test_a_copied_folder_stops_no_cluster(case: Case, copy: str) -> None:
+    """Git allows names that the packager never writes, and neither removes nor rewrites."""
+    case.define(calico(1450))
+    case.publish()
+    copied: dict[str, str] = {}
+    for path, content in case.origin.files().items():
+        if path.startswith((f"{BUNDLES}/", f"{MANIFEST}/")):
+            copied[f'"{path.replace("/one/", f"/{copy}/")}"'] = content
+        elif path.startswith("gitrepos/"):
+            copied[f'"{path.replace("/caphv-team-a/", f"/{copy}/")}"'] = content
+    copied[f'"clusters/team-a/{copy}/.caphv-moved"'] = ""
+    assert any("gitrepos" in path for path in copied)
+    before = case.origin.push(copied)
+
+    case.define(calico(1450), definition("two", addons={"cni": {"name": "calico"}, "fleet": {"group": "x"}}))
+    published = case.publish()
+    assert case.has("clusters/team-a/two")
+    assert published.result.commit == case.origin.head()
+    changed = git(case.origin.folder, "diff", "--name-only", before, "main").splitlines()
+    assert not [path for path in changed if copy in path]
+    shown = copy.replace("\\377", "\\udcff")
+    assert f"clusters/team-a/{shown}/cni/fleet.yaml" in published.result.plan.foreign
+
+
 def test_a_source_without_its_branch_is_no_source_without_definitions(case: Case) -> None:
     going = calico(1450)
     going["metadata"]["annotations"] = {"caphv.io/confirm-removal": "true"}
