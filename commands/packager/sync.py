@@ -285,9 +285,10 @@ def _planner(options: SyncOptions) -> Planner:
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     try:
-        git_repos = git_repo_options(options)
+        git_repos = None if options.no_bundles else git_repo_options(options)
     except ValueError as error:
-        raise click.UsageError(f"{error}; name the repository with --repo") from None
+        hint = "" if options.repo else "; name the repository with --repo"
+        raise click.UsageError(f"{error}{hint}") from None
     builder = Builder(bundler.renderer, git_repos, bundles=not options.no_bundles)
     return Planner(bundler, builder, options.max_prune)
 

@@ -146,6 +146,9 @@ class PackagerFlags:
         return SourceOptions(repository, validate, signers)
 
     def _git_repos(self) -> GitRepoOptions | None:
+        # Only definitions have GitRepos in the repository.
+        if not self.source_repo:
+            return None
         try:
             return git_repo_options(self)
         except ValueError as error:

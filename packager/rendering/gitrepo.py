@@ -19,13 +19,16 @@ from urllib.parse import urlsplit
 
 from caphv.api.object import Key, Obj
 from packager.addons.settings import AddonSettings
+from packager.git.errors import InvalidRemote
+from packager.git.paths import check_path
+from packager.git.remote import Remote
 from packager.rendering.bundles import workspace
-from packager.tree import CLUSTERS, cluster_folder, path_of
+from packager.tree import CLUSTERS, cluster_folder
 
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
-# The form `user@host:path` of ssh.
+# The form `user@host:path` of ssh. Paths of Azure DevOps have `%20` for a blank.
 _SCP = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._-]*@[A-Za-z0-9][A-Za-z0-9.-]*:[A-Za-z0-9~/][A-Za-z0-9._~/-]*"
+    r"[A-Za-z0-9_][A-Za-z0-9._-]*@[A-Za-z0-9][A-Za-z0-9.-]*:[A-Za-z0-9~/_][A-Za-z0-9._~/%+-]*"
 )
 
 
@@ -77,7 +80,7 @@ class GitRepoOptions:
 
         _check_helm(self.helm_secret_name, self.helm_repo_regex)
         if self.folder:
-            path_of(*self.folder.split("/"))
+            check_path(self.folder)
 
 
 def _check_helm(secret: str, regex: str) -> None:
@@ -126,21 +129,34 @@ def git_repo_options(flags: GitRepoFlags) -> GitRepoOptions | None:
     """Return the settings of GitRepos; None for a folder, or for a path on this machine.
 
     Fleet reads a remote, whose address only the user knows. Raises `ValueError` if flags request
-    GitRepos nevertheless.
+    GitRepos nevertheless, and for a remote that Fleet cannot read: without GitRepos it would read
+    no bundle.
     """
+    is_local = not flags.repo or flags.repo.startswith("/")
+    if is_local and not (flags.client_secret or flags.helm_secret or flags.helm_repo_regex):
+        return None
+
+    address = flags.repo
+    if not is_local:
+        try:
+            # Fleet takes the user from the Secret. Git hosts put another one into the addresses
+            # that they show, which only Git needs.
+            address = Remote(flags.repo, flags.branch).shown
+        except InvalidRemote as error:
+            raise ValueError(str(error)) from None
     try:
         return GitRepoOptions(
-            flags.repo,
+            address,
             flags.branch,
             folder=flags.inner,
             client_secret_name=flags.client_secret,
             helm_secret_name=flags.helm_secret,
             helm_repo_regex=flags.helm_repo_regex,
         )
-    except ValueError:
-        if flags.client_secret or flags.helm_secret or flags.helm_repo_regex:
-            raise
-        return None
+    except ValueError as error:
+        # The address holds no password and no token, which no remote may have.
+        shown = f"{address}: " if address else ""
+        raise ValueError(f"{shown}{error}") from None
 
 
 def is_remote(repo: str) -> bool:

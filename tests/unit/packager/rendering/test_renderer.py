@@ -4,6 +4,7 @@ import string
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from packager import secretscan
 from packager.addons.versions import validate_repository
 from packager.rendering import yaml as yamltext
 from packager.rendering.bundles import bundle_name
-from packager.rendering.gitrepo import GitRepoOptions, git_repos, group_of
+from packager.rendering.gitrepo import GitRepoOptions, git_repo_options, git_repos, group_of
 from packager.rendering.nodefiles import node_files
 from packager.rendering.options import RenderOptions
 from packager.rendering.renderer import Renderer
@@ -315,6 +316,48 @@ def test_odd_chart_repositories_are_refused(url: str) -> None:
 def test_odd_options_of_gitrepos_are_refused(options: Obj) -> None:
     with pytest.raises(ValueError, match=r"repo|path|name|ca_bundle"):
         GitRepoOptions(**options)
+
+
+def flags(repo: str, inner: str = "", client_secret: str = "") -> Any:
+    return SimpleNamespace(
+        repo=repo, branch="main", inner=inner, client_secret=client_secret, helm_secret="", helm_repo_regex=""
+    )
+
+
+@pytest.mark.parametrize(
+    ("repo", "shown"),
+    [
+        ("https://org@dev.azure.com/org/project/_git/fleet", "https://dev.azure.com/org/project/_git/fleet"),
+        ("git@ssh.dev.azure.com:v3/org/My%20Project/fleet", "git@ssh.dev.azure.com:v3/org/My%20Project/fleet"),
+        ("git@git.example.com:group/a+b.git", "git@git.example.com:group/a+b.git"),
+    ],
+)
+def test_fleet_reads_what_the_packager_pushes_to(repo: str, shown: str) -> None:
+    options = git_repo_options(flags(repo, "_fleet"))
+    assert options
+    assert (options.repo, options.folder) == (shown, "_fleet")
+
+
+@pytest.mark.parametrize("repo", ["", "/srv/fleet.git"])
+def test_fleet_reads_nothing_of_this_machine(repo: str) -> None:
+    assert git_repo_options(flags(repo)) is None
+    with pytest.raises(ValueError, match="repo must be a URL of Git"):
+        git_repo_options(flags(repo, client_secret="git"))
+
+
+@pytest.mark.parametrize(
+    ("repo", "message"),
+    [
+        ("git.example.com:fleet.git", r"git\.example\.com:fleet\.git: repo must be a URL of Git: .* or user@host:path"),
+        ("git@git.example.com:a(b).git", r"a\(b\)\.git: repo must be a URL of Git"),
+        ("https://u:canary@git.example.com/x.git", "must not hold a password"),
+    ],
+)
+def test_a_repository_that_fleet_cannot_read_is_refused(repo: str, message: str) -> None:
+    """Bundles would be committed, and no GitRepo would make Fleet read them."""
+    with pytest.raises(ValueError, match=message) as refused:
+        git_repo_options(flags(repo))
+    assert "canary" not in str(refused.value)
 
 
 def test_gitrepos_share_clusters_by_workspace_and_group() -> None:
