@@ -127,12 +127,13 @@ def _files(options: SyncOptions, step: Step) -> _SourceFiles:
         signers = _signers(options.source_signers) if options.source_signers else None
 
         def read(snapshot: Snapshot) -> _SourceFiles:
+            # The address may have a user, who is not for messages and commits.
+            address = repository.remote.shown
             if not snapshot.commit:
-                raise InputError(f"{options.source_repo} has no branch {options.source_branch}")
+                raise InputError(f"{address} has no branch {options.source_branch}")
             if signers:
                 repository.verify(snapshot.commit, signers)
-            origin = f"{options.source_repo}@{snapshot.commit}"
-            reason = definitions_reason(origin, snapshot.message)
+            reason = definitions_reason(f"{address}@{snapshot.commit}", snapshot.message)
             return _SourceFiles(manifests(snapshot.tree), snapshot.unread(), reason)
 
         return repository.read(read)

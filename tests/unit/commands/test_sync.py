@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
 
+from commands.packager import sync_source
+from packager.git.directory import Directory
+from packager.git.remote import Remote
+from packager.git.snapshot import Snapshot
 from tests.support.packager.definitions import definition
 from tests.support.packager.repositories import Origin
 from tests.support.packager.sync import Management, call, done, put, sync
@@ -151,6 +157,20 @@ def test_definitions_of_a_repository_are_read_from_their_branch_and_folder(origi
     assert f"Source: {definitions.url}@{definitions.head()}" in origin.message()
     assert {path.split("/")[2] for path in origin.files() if path.startswith("manifests/")} == {"a"}
     assert call("sync", *options, "--source-name", "#name").exit_code == 2
+
+
+def test_the_user_of_an_address_is_for_git_alone(origin: Origin, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(source, definition("a"))
+    store = SimpleNamespace(
+        remote=Remote("https://bob@git.example.com/definitions.git"), read=Directory(source, names=["a.yaml"]).read
+    )
+    monkeypatch.setattr(sync_source, "open_store", lambda _: contextlib.nullcontext(store))
+    done(call("sync", "--source-repo", store.remote.url, "--repo", origin.url))
+    assert "Source: https://git.example.com/definitions.git@folder" in origin.message().splitlines()
+
+    store.read = lambda read: read(Snapshot(cast(Any, None), ""))
+    missing = call("sync", "--source-repo", store.remote.url, "--repo", origin.url)
+    assert "https://git.example.com/definitions.git has no branch main" in missing.output
 
 
 def test_a_repository_may_hold_both_in_different_folders(tmp_path: Path) -> None:
