@@ -90,13 +90,28 @@ def refuse_circles(source: SourceOptions, repo: str, branch: str, path: str) -> 
     :param branch: the branch to write
     :param path: the path to write in the repository
     """
-    is_same = (repo, branch) == (source.source_repo, source.source_branch)
     above = source.source_path.split("/")
     below = path.split("/")
+    is_same = _is_same(repo, branch, source.source_repo, source.source_branch)
     if is_same and (not source.source_path or below[: len(above)] == above):
         raise click.UsageError(
             "output would be read as definitions: set --source-path and --path to different folders"
         )
+
+
+def _is_same(repo: str, branch: str, other_repo: str, other_branch: str) -> bool:
+    """Whether two addresses lead to one branch, even by ssh and by https."""
+    from packager.definitions import ownership
+    from packager.git.errors import InvalidRemote
+    from packager.git.remote import Remote
+
+    try:
+        return ownership.name_of(Remote(repo, branch)) == ownership.name_of(
+            Remote(other_repo, other_branch)
+        )
+    except InvalidRemote:
+        # Its faults are reported when it is opened. A target may also be a folder.
+        return False
 
 
 def _files(options: SyncOptions, step: Step) -> _SourceFiles:

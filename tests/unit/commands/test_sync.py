@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import click
 import pytest
 import yaml
 
@@ -185,6 +186,28 @@ def test_a_repository_may_hold_both_in_different_folders(tmp_path: Path) -> None
     inner = ("--source-path", "definitions", "--path", "definitions/out")
     done(call("sync", *same, *inner, "--branch", "rendered", "--create-branch"))
     assert "rendered" in both.branches()
+
+
+@pytest.mark.parametrize(
+    ("repo", "is_same"),
+    [
+        ("git@git.example.com:team/fleet.git", True),
+        ("ssh://git@git.example.com:2222/team/fleet", True),
+        ("https://bob@git.example.com/team/fleet.git/", True),
+        ("https://git.example.com/team/definitions.git", False),
+        ("https://other.example.com/team/fleet.git", False),
+        ("", False),
+        ("https://u:p@git.example.com/team/fleet.git", False),
+    ],
+)
+def test_output_is_not_read_by_another_address_of_its_repository(repo: str, is_same: bool) -> None:
+    source = SimpleNamespace(source_repo="https://git.example.com/team/fleet.git", source_branch="main", source_path="")
+    refused = pytest.raises(click.UsageError, match="output would be read as definitions")
+    with refused if is_same else contextlib.nullcontext():
+        sync_source.refuse_circles(cast(Any, source), repo, "main", "")
+    sync_source.refuse_circles(cast(Any, source), repo, "rendered", "")
+    source.source_path = "definitions"
+    sync_source.refuse_circles(cast(Any, source), repo, "main", "fleet")
 
 
 @pytest.mark.parametrize(
