@@ -61,6 +61,8 @@ _TARGET_REFS = "refs/caphv/target-"
 _REVIEW_REF = "refs/caphv/review"
 _MAX_ATTEMPTS = 40
 _MAX_PAUSE_SECONDS = 1.0
+# Base branches move by fewer commits while a change is reviewed.
+_DEEPEN = "--deepen=1000"
 # Git says this when the clone holds only the newest commits and the remote lacks the older ones.
 _NO_HISTORY = "shallow update not allowed"
 
@@ -296,7 +298,7 @@ class Repository:
         merged = Result(planned, target.commit, self.remote.branch)
         if planned.is_empty and not (review.commit and base_of(review.message)):
             return merged
-        if not review.commit or self._reviewed_base(review) != target.commit:
+        if not review.commit or self._reviewed_base(state) != target.commit:
             if planned.is_empty:
                 return self._withdraw(state, merged)
             return self._write(state, planned, target, with_base)
@@ -328,17 +330,43 @@ class Repository:
         self._state = None
         return merged
 
-    def _reviewed_base(self, review: Snapshot) -> str:
-        """Return the commit that the review branch is based on.
+    def _reviewed_base(self, state: _State) -> str:
+        """Return the commit that the review branch is based on, empty to restart the branch.
 
-        Raises `UnmanagedFiles` if the packager did not write the last commit of the branch.
+        Raises `UnmanagedFiles` if the branch has commits that would be lost.
         """
+        review = state.review
         if base := base_of(review.message):
             return base
+        if review.root == state.target.root or not self._has_work_of_others(state):
+            return ""
         raise UnmanagedFiles(
             f"branch {self.remote.review} ends with {review.commit[:12]}, a commit that caphv did "
             "not write; merge or delete the branch"
         )
+
+    def _has_work_of_others(self, state: _State) -> bool:
+        """Whether the review branch has commits of others that its base branch lacks.
+
+        A merge is none, because hosts merge the base branch into the review branch on request.
+        """
+        arguments = ["rev-list", "--max-count=1", "--no-merges"]
+        arguments += ["--invert-grep", f"--grep=^{BASE_TRAILER}: "]
+        arguments += [state.review.commit, f"^{state.target.commit}"]
+        if not self._clone.run_locally("reading the history", arguments):
+            return False
+
+        # The history may be cut above the commits that both branches have.
+        branches = [(self.remote.branch, self._target_ref), (self.remote.review, _REVIEW_REF)]
+        refs = [f"+refs/heads/{branch}:{ref}" for branch, ref in branches]
+        options = ["--quiet", "--no-tags", "--no-write-fetch-head", _DEEPEN]
+        if self._clone.is_shallow:
+            # A server that cannot do that leaves the answer as it is.
+            with contextlib.suppress(GitError):
+                self._clone.run_with_remote(
+                    "fetching the history", ["fetch", *options, "--", self.remote.url, *refs]
+                )
+        return bool(self._clone.run_locally("reading the history", arguments))
 
     def _write(self, state: _State, plan: Plan, base: Snapshot, reason: Reason) -> Result | None:
         """Commit a plan on top of `base` and push it; return None if the branch moved."""

@@ -269,6 +269,53 @@ def test_work_of_reviewers_is_not_overwritten(origin: Origin, cache: Path) -> No
         assert origin.head("caphv/review") == theirs
 
 
+def update_review(origin: Origin) -> str:
+    """Merge main into the review branch, as a host does on request."""
+    lines = "commit refs/heads/caphv/review\ncommitter other <other@example.com> 1 +0000\ndata 5\nmerge\n"
+    lines += "from refs/heads/caphv/review^0\nmerge refs/heads/main^0\n"
+    lines += "M 100644 inline README.md\ndata 1\ny\ndone\n"
+    git(origin.folder, "fast-import", "--quiet", "--done", stdin=lines.encode())
+    return origin.head("caphv/review")
+
+
+@pytest.mark.parametrize("is_merged", [False, True], ids=["open", "merged"])
+@pytest.mark.parametrize("has_history", [False, True], ids=["new-clone", "old-clone"])
+def test_a_review_that_its_host_updated_is_restarted(
+    is_merged: bool, has_history: bool, origin: Origin, cache: Path
+) -> None:
+    origin.push({"README.md": "x"})
+    with Repository(review(origin), cache) as repository:
+        put(repository, wanted("a/one"))
+    origin.push({"README.md": "y"})
+    merge = update_review(origin)
+    if is_merged:
+        git(origin.folder, "update-ref", "refs/heads/main", merge)
+    head = origin.push({"other.md": "z"})
+
+    with Repository(review(origin), cache if has_history else cache / "new") as repository:
+        result = put(repository, wanted("a/one", mtu=9000))
+        assert git(origin.folder, "rev-parse", f"{result.commit}^") == head
+        assert origin.head("caphv/review") == result.commit
+        assert set(origin.files("caphv/review")) == paths("a/one") | {"README.md", "other.md"}
+        assert put(repository, wanted("a/one", mtu=9000)).commit == ""
+
+
+@pytest.mark.parametrize("has_history", [False, True], ids=["new-clone", "old-clone"])
+def test_work_of_reviewers_below_an_update_is_not_overwritten(has_history: bool, origin: Origin, cache: Path) -> None:
+    origin.push({"README.md": "x"})
+    with Repository(review(origin), cache) as repository:
+        put(repository, wanted("a/one"))
+    origin.push({"docs/note.md": "better"}, "caphv/review")
+    origin.push({"README.md": "y"})
+    merge = update_review(origin)
+    with (
+        Repository(review(origin), cache if has_history else cache / "new") as repository,
+        pytest.raises(UnmanagedFiles, match=merge[:12]),
+    ):
+        put(repository, wanted("a/one"))
+    assert origin.head("caphv/review") == merge
+
+
 def test_a_review_needs_a_branch_to_compare_with(origin: Origin, cache: Path) -> None:
     with Repository(review(origin), cache) as repository, pytest.raises(UnmanagedFiles, match="main does not exist"):
         put(repository, wanted("a/one"))
