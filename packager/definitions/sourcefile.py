@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 from caphv.api.object import Key, Obj, text_at
 from caphv.api.resources import CLUSTER_API_GROUP
@@ -12,6 +13,7 @@ from caphv.validation.finding import FieldPath, Finding
 from caphv.validation.yaml.documents import Bounds
 from caphv.validation.yaml.loader import SUFFIXES, parse
 from caphv.validation.yaml.tree import Document
+from packager.definitions import model
 from packager.git.errors import UnusableContent
 from packager.tree import Tree
 
@@ -67,8 +69,7 @@ class Item:
 
     def has_kind(self, kind: str) -> bool:
         """Whether the object is of this kind of Cluster API."""
-        group = str(self.obj.get("apiVersion")).rpartition("/")[0]
-        return group == CLUSTER_API_GROUP and self.obj.get("kind") == kind
+        return _has_kind(self.obj, kind)
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ def read_file(name: str, content: bytes) -> SourceFile:
         if not problem.finding.advice
     ]
     problems += _text_problems(name, content, file.documents)
+    problems += _lost_object_problems(name, file.documents, items)
     # Only documents with objects stay in memory.
     sizes = {id(item.document): item.document.root.size for item in items}
     return SourceFile(tuple(items), tuple(problems), sum(sizes.values()) + len(problems))
@@ -161,3 +163,63 @@ def _text_problems(
     for document in documents:
         if isinstance(document.value, str):
             yield SourceProblem(name, document.position(()).line, detail)
+
+
+def _lost_object_problems(
+    name: str, documents: Iterable[Document], items: Sequence[Item]
+) -> Iterator[SourceProblem]:
+    """Yield problems of documents with objects that are not read, because of where they are.
+
+    Such a cluster would count as removed. One problem for each document is enough.
+    """
+    read = {
+        id(item.obj)
+        for item in items
+        if _is_object(item.obj) and not str(item.obj.get("kind")).endswith("List")
+    }
+    for document in documents:
+        value = document.value
+        if isinstance(value, list) and any(map(_is_object, value)):
+            detail = (
+                "is a list of objects, which is not read: write each object as a document of its "
+                "own, with --- in between"
+            )
+            yield SourceProblem(name, document.position(()).line, detail)
+
+        elif lost := _lost_cluster(value, read):
+            path, kind = lost
+            detail = (
+                f"has a {kind} inside, which is not read: write it as a document of its own, "
+                "without indentation"
+            )
+            yield SourceProblem(name, document.position(path).line, detail)
+
+
+def _has_kind(obj: Obj, kind: str) -> bool:
+    """Whether an object is of this kind of Cluster API."""
+    group = str(obj.get("apiVersion")).rpartition("/")[0]
+    return group == CLUSTER_API_GROUP and obj.get("kind") == kind
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value.keys() & {"apiVersion", "kind"})
+
+
+def _lost_cluster(root: Any, read: Set[int]) -> tuple[FieldPath, str] | None:
+    """Return path and kind of a definition or Cluster within a value, None if there is none.
+
+    `read` are the identities of objects that are read. What they contain is not searched, because
+    they may refer to a Cluster.
+    """
+    values: list[tuple[FieldPath, Any]] = [((), root)]
+    while values:
+        path, value = values.pop()
+        if id(value) in read:
+            continue
+        if isinstance(value, dict):
+            if model.is_definition(value) or _has_kind(value, "Cluster"):
+                return path, value["kind"]
+            values += [((*path, key), child) for key, child in value.items()]
+        elif isinstance(value, list):
+            values += [((*path, index), child) for index, child in enumerate(value)]
+    return None
