@@ -27,6 +27,7 @@ __all__ = [
     "Csi",
     "Fleet",
     "Packaging",
+    "cni_of",
     "settings_of",
 ]
 
@@ -190,6 +191,14 @@ def settings_of(facts: ClusterFacts) -> CheckedSettings:
     if any(not finding.advice for finding in findings):
         return CheckedSettings(None, findings)
     return CheckedSettings(_settings(facts, gathered.values, gathered.origins), findings)
+
+
+def cni_of(facts: ClusterFacts) -> Cni | None:
+    """Return the CNI of a cluster without checking any rules; None if a source is invalid."""
+    gathered = gather(facts)
+    if gathered.findings:
+        return None
+    return _cni(gathered.values["cni"], gathered.values["distribution"])
 
 
 def _settings(facts: ClusterFacts, values: Obj, origins: Origins) -> AddonSettings:

@@ -98,13 +98,15 @@ def build(obj: Any, renderer: Renderer, previous: Tree, existing: Sequence[Obj] 
     if not rendered.ok or rendered.settings is None:
         return Built(definition, rendered=rendered, findings=findings)
 
-    # Refuse changes with which new servers of a running cluster could not join, or that would leave
-    # its endpoint without a holder.
+    # Refuse changes that would break the network of a running cluster, with which its new servers
+    # could not join, or that would leave its endpoint without a holder.
     node_config = config_after_rendering(definition, rendered, existing)
     objects = _cluster_objects(definition, node_config)
     refusals = list(kubevip.check_change(existing, objects))
-    if definition.distribution != "kubeadm" and not rendered.forced:
-        refusals += started.check_changes(existing, objects)
+    if not rendered.forced:
+        refusals += started.check_cni(existing, facts, rendered.settings)
+        if definition.distribution != "kubeadm":
+            refusals += started.check_changes(existing, objects)
     if refusals:
         findings = in_order([*findings, *refusals])
         return Built(definition, rendered=rendered, findings=findings)

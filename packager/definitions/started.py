@@ -1,4 +1,7 @@
-"""Checks settings that all servers of a running cluster must share.
+"""Checks settings that cannot change in a running cluster.
+
+The network of Pods must be the same on all nodes. For clusters with bundles, their lockfile also
+shows that. Other clusters have no lockfile, so the manifest of each cluster is compared.
 
 Servers of K3s and RKE2 compare these settings with a running server when they join
 (`CriticalControlArgs` of K3s), and do not start if they differ. So a change would end every later
@@ -8,11 +11,15 @@ rollout of the control plane.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from caphv.api import names
 from caphv.api.object import Obj, at, list_at
 from caphv.runtime.text import TextError, load_yaml
 from caphv.validation.finding import Fault, FieldPath, Finding
+from packager.addons.facts import ClusterFacts
+from packager.addons.settings import AddonSettings, cni_of
+from packager.rendering.lockfile import NETWORK_RULE, effect_of
 
 RULE = "live-servers"
 _K3S_CONFIG = "/etc/rancher/k3s/config.yaml.d/50-caphv.yaml"
@@ -42,6 +49,43 @@ def check_changes(existing: Sequence[Obj], desired: Sequence[Obj]) -> list[Findi
         *_check_flannel(existing, desired),
         *_check_cloud_controller(existing, desired),
     ]
+
+
+def check_cni(
+    existing: Sequence[Obj], desired: ClusterFacts, settings: AddonSettings
+) -> Iterator[Finding]:
+    """Yield a refusal for each change of the CNI that would break the network of running Pods.
+
+    :param existing: the objects of the running cluster
+    :param desired: facts of the cluster as its definition describes it
+    :param settings: the settings that follow from these facts
+    """
+    cluster = _cluster(existing)
+    # A definition writes the settings of its CNI into the Cluster, so other objects add nothing.
+    old = cni_of(replace(desired, cluster=cluster)) if cluster else None
+    new = settings.cni
+    # Without a CNI of ours there is nothing to replace, except flannel of K3s.
+    if old is None or "none" in (old.name, new.name):
+        return
+
+    for field, name, before, after in (
+        ("name", "cni", old.name, new.name),
+        ("encapsulation", "encapsulation", old.encapsulation, new.encapsulation),
+        (
+            "kubeProxyReplacement",
+            "kubeProxyReplacement",
+            old.kube_proxy_replacement,
+            new.kube_proxy_replacement,
+        ),
+    ):
+        if before != after:
+            detail = (
+                f"is {_format(before)} in the running cluster and would become {_format(after)}: "
+                f"{effect_of(settings.distribution, name)}. Create a new cluster, or force it with "
+                f"annotation {names.ALLOW_NETWORK_CHANGE_ANNOTATION}=true"
+            )
+            path = ("spec", "addons", "cni", field)
+            yield Finding(path, Fault.FORBIDDEN, detail, NETWORK_RULE)
 
 
 def _check_networks(existing: Sequence[Obj], desired: Sequence[Obj]) -> Iterator[Finding]:
@@ -80,6 +124,10 @@ def _finding(path: FieldPath, difference: str) -> Finding:
         f"{names.ALLOW_NETWORK_CHANGE_ANNOTATION}=true"
     )
     return Finding(("spec", *path), Fault.FORBIDDEN, detail, RULE)
+
+
+def _format(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _cluster(objects: Sequence[Obj]) -> Obj:

@@ -25,6 +25,7 @@ from packager.rendering import yaml as yamltext
 from packager.tree import cluster_folder
 
 FILE = "caphv.yaml"
+NETWORK_RULE = "live-network"
 
 _EFFECTS = {
     "cni": "the running CNI would stay next to the new one, and Pods would have no network",
@@ -113,16 +114,16 @@ def check_network(settings: AddonSettings, before: Mapping[str, Any]) -> list[Fi
     for name in changed:
         detail = (
             f"was rendered as {_format(before[name])} and would become {_format(new[name])}: "
-            f"{_effect(settings.distribution, name)}. Create a new cluster, or force it with "
+            f"{effect_of(settings.distribution, name)}. Create a new cluster, or force it with "
             f"annotation addons.caphv.io/allow-network-change=true. {_advise_on_new(settings)}"
         )
         path = origin(settings.origins, ("cni", "name" if name == "cni" else name))
-        findings.append(Finding(path, Fault.FORBIDDEN, detail, "live-network"))
+        findings.append(Finding(path, Fault.FORBIDDEN, detail, NETWORK_RULE))
     return findings
 
 
-def _effect(distribution: str, field: str) -> str:
-    """Return what the change of a setting would break."""
+def effect_of(distribution: str, field: str) -> str:
+    """Return what the change of a network setting would break."""
     # A server joins only if its `CriticalControlArgs` are those of the existing servers.
     compared = ("cni", *_NETWORKS) if distribution == "k3s" else _NETWORKS
     if distribution in ("k3s", "rke2") and field in compared:

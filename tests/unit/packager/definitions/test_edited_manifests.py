@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from caphv.api.object import Obj
+from packager.addons.facts import ClusterFacts
+from packager.addons.settings import settings_of
 from packager.definitions import dropped, kubevip, started
 from packager.definitions.files import released_files
 from packager.definitions.manifest import parse_manifest
@@ -17,6 +19,9 @@ from tests.support.packager.definitions import built, definition, k3s, kubeadm
 
 pytestmark = pytest.mark.unit
 
+FACTS = ClusterFacts({"metadata": {"name": "production", "namespace": "team-a"}})
+SETTINGS = settings_of(FACTS).settings
+assert SETTINGS
 KUBE_VIP = {"ipamType": "none", "endpoint": {"host": "172.16.0.5"}, "kubeVip": {}}
 
 
@@ -30,6 +35,7 @@ def test_any_field_of_an_existing_object_may_hold_anything(make: Callable[..., O
             existing = [*objects[:index], changed, *objects[index + 1 :]]
             keep_files(NodeConfig(), existing, objects)
             started.check_changes(existing, objects)
+            list(started.check_cni(existing, FACTS, SETTINGS))
             list(kubevip.check_change(existing, objects))
             dropped.staying_pools(existing, objects[:1], "team-a")
             dropped.empty_pools(existing, objects[:1], "team-a")

@@ -108,6 +108,43 @@ def test_k3s_keeps_its_flannel_without_a_lockfile(old: str, new: str, individual
     assert refused(changed) == [("live-servers", "spec.addons.cni.name")]
 
 
+CILIUM: Obj = {"name": "cilium"}
+CNI_CHANGES = {
+    "name": (CNI, CILIUM, ["name", "encapsulation"]),
+    "encapsulation": (CNI, {**CNI, "encapsulation": "VXLAN"}, ["encapsulation"]),
+    "kube-proxy": (CILIUM, {**CILIUM, "kubeProxyReplacement": True}, ["kubeProxyReplacement"]),
+}
+
+
+@pytest.mark.parametrize("case", CNI_CHANGES)
+@pytest.mark.parametrize("delivery", ["ClusterResourceSet", "None"])
+@pytest.mark.parametrize("distribution", MAKE)
+@pytest.mark.parametrize("individual", [True, False], ids=["individual", "class"])
+def test_the_cni_stays_without_a_lockfile(distribution: str, delivery: str, individual: bool, case: str) -> None:
+    def make(cni: Obj) -> Obj:
+        spec: Obj = {"addonDelivery": delivery, "individualObjects": individual}
+        return MAKE[distribution](**spec, addons={"cni": cni})
+
+    old, new, fields = CNI_CHANGES[case]
+    existing = built(make(old)).objects
+    changed = make(new)
+    found = build(changed, RENDERER, {}, existing)
+    assert refused(found) == [("live-network", f"spec.addons.cni.{field}") for field in sorted(fields)]
+    assert "in the running cluster and would become" in found.findings[0].detail
+
+    changed["metadata"]["annotations"] = {FORCED: "true"}
+    forced = build(changed, RENDERER, {}, existing)
+    assert forced.ok
+    # The annotation may be removed once it has had its effect.
+    assert build(make(new), RENDERER, {}, forced.objects).ok
+
+
+@pytest.mark.parametrize("delivery", ["ClusterResourceSet", "None"])
+def test_other_settings_of_the_cni_change_without_a_lockfile(delivery: str) -> None:
+    existing = built(definition(addonDelivery=delivery, addons={"cni": CNI})).objects
+    assert build(definition(addonDelivery=delivery, addons={"cni": {**CNI, "mtu": 1400}}), RENDERER, {}, existing).ok
+
+
 def test_a_damaged_file_of_servers_is_not_compared() -> None:
     existing = built(k3s(individualObjects=True)).objects
     for obj in existing:
