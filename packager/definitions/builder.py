@@ -89,7 +89,11 @@ class Builder:
         Leaves new memos. A cluster of another source is reported, and not built.
         """
         # Begin with the problems of reading, to which builds add theirs.
-        built = BuildResult(problems=list(source.problems), invalid=set(source.invalid))
+        built = BuildResult(
+            problems=list(source.problems),
+            invalid=set(source.invalid),
+            invalid_groups=set(source.invalid_groups),
+        )
         if not self._bundles:
             # Folders of roots that are not wanted are left alone.
             del built.wanted[GITREPO_ROOT]
@@ -299,7 +303,8 @@ class Builder:
     ) -> None:
         """Add a shared group of objects, unless the repository holds it.
 
-        An existing group stays, because a changed ClusterClass would replace all machines.
+        An existing group stays, because a changed ClusterClass would replace all machines. A group
+        that is invalid in the source is not replaced by that of a definition either.
 
         :param built: the result to add the group to
         :param snapshot: the repository
@@ -307,7 +312,7 @@ class Builder:
         :param name: name of the group
         :param objects: objects of the group
         """
-        if (namespace, name) in built.groups:
+        if (namespace, name) in built.groups or (namespace, name) in built.invalid_groups:
             return
         built.groups[namespace, name] = objects
         folder = path_of(namespace, name)

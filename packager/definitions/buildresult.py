@@ -34,7 +34,8 @@ class BuildResult:
     `staying_pools` are MachineDeployments that are no longer defined and stay in the manifest of
     their cluster, because machines may run. `empty_pools` are MachineDeployments that leave the
     manifest of their cluster, and must lose their protection first. `foreign` are the clusters
-    among `invalid` that another source defines.
+    among `invalid` that another source defines. `invalid_groups` are ClusterClasses that have
+    errors, and are neither written nor replaced.
     """
 
     # All roots exist from the beginning. A root without folders means that no folder is wanted.
@@ -50,6 +51,7 @@ class BuildResult:
     groups: dict[tuple[str, str], Sequence[Obj]] = field(default_factory=dict)
     problems: list[SourceProblem] = field(default_factory=list)
     invalid: set[Key] = field(default_factory=set)
+    invalid_groups: set[Key] = field(default_factory=set)
     foreign: set[Key] = field(default_factory=set)
     suspended: set[Key] = field(default_factory=set)
     uninstall: dict[Key, UninstallPolicy] = field(default_factory=dict)

@@ -64,14 +64,15 @@ class Source:
     """The content of a source; `complete` is false when some clusters may be unreadable.
 
     `invalid` are clusters that exist but have errors. `groups` are ClusterClasses with their
-    templates, which clusters share. Repositories record the source by its `name`, see
-    `packager.definitions.ownership`.
+    templates, which clusters share, and `invalid_groups` those that have errors. Repositories
+    record the source by its `name`, see `packager.definitions.ownership`.
     """
 
     clusters: list[ClusterEntry] = field(default_factory=list)
     groups: dict[Key, list[Obj]] = field(default_factory=dict)
     problems: list[SourceProblem] = field(default_factory=list)
     invalid: set[Key] = field(default_factory=set)
+    invalid_groups: set[Key] = field(default_factory=set)
     complete: bool = True
     name: str = DIRECTORY
 
@@ -189,6 +190,7 @@ def _split_clusters(items_of_files: Sequence[list[Item]], source: Source) -> Non
     # Each definition is a cluster, and each file with plain manifests and one Cluster.
     indices_by_folder: dict[str, list[int]] = defaultdict(list)
     files_without_cluster: list[list[Item]] = []
+    files_with_class: dict[Key, list[list[Item]]] = defaultdict(list)
     for items in items_of_files:
         plain = []
         for item in items:
@@ -213,7 +215,7 @@ def _split_clusters(items_of_files: Sequence[list[Item]], source: Source) -> Non
         indices = indices_by_folder[_folder(items[0].file)]
         classes = [item for item in items if item.has_kind("ClusterClass")]
         if len(classes) == 1:
-            _share(classes[0], items, source)
+            files_with_class[classes[0].key].append(items)
         elif len(indices) == 1:
             entry = source.clusters[indices[0]]
             source.clusters[indices[0]] = ClusterEntry(entry.head, (*entry.others, *items))
@@ -225,6 +227,8 @@ def _split_clusters(items_of_files: Sequence[list[Item]], source: Source) -> Non
             detail = "belongs to no Cluster: move it to the file or the folder of its Cluster"
             _refuse(source, items[:1], detail)
 
+    _share_classes(files_with_class, source)
+
 
 def _secret_problems(items: Sequence[Item]) -> list[SourceProblem]:
     return [item.problem(finding) for item in items for finding in secretscan.check(item.obj)]
@@ -234,13 +238,26 @@ def _folder(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def _share(head: Item, items: Sequence[Item], source: Source) -> None:
-    """Add a ClusterClass with its templates, which are applied before it, to the shared groups."""
-    problems = _secret_problems(items) + _check_names(head)
-    source.problems += problems
-    if not problems:
-        templates = [item.obj for item in items if item is not head]
-        source.groups[head.key] = [*templates, head.obj]
+def _share_classes(files_of: Mapping[Key, Sequence[Sequence[Item]]], source: Source) -> None:
+    """Add each ClusterClass with its templates, which are applied before it, to the shared groups.
+
+    A ClusterClass that is invalid or defined twice is left out. Without it, nothing tells whether
+    its clusters are on Harvester and have bundles, so the list of clusters is incomplete.
+    """
+    for key, files in files_of.items():
+        heads = [item for items in files for item in items if item.has_kind("ClusterClass")]
+        problems = [problem for items in files for problem in _secret_problems(items)]
+        problems += _check_names(heads[0])
+        if not problems and len(heads) > 1:
+            problems = _duplicate_problems("ClusterClass", heads)
+
+        if problems:
+            source.problems += problems
+            source.invalid_groups.add(key)
+            source.complete = False
+        else:
+            templates = [item.obj for item in files[0] if item is not heads[0]]
+            source.groups[key] = [*templates, heads[0].obj]
 
 
 def _refuse(source: Source, items: Sequence[Item], detail: str) -> None:
@@ -293,15 +310,20 @@ def _refuse_duplicates(source: Source) -> None:
     for key, entries in entries_of.items():
         if len(entries) == 1:
             continue
-        # Take one name more than is shown, because a message leaves out the file itself.
-        names = sorted({entry.head.file for entry in entries})[: _MAX_LISTED + 1]
-        for entry in entries:
-            others = [name for name in names if name != entry.head.file] or names
-            detail = (
-                f"cluster is also defined in {', '.join(others[:_MAX_LISTED])}: remove one of them"
-            )
-            finding = Finding(
-                ("metadata", "name"), Fault.DUPLICATE, detail, "definition-twice", key.name
-            )
-            source.problems.append(entry.head.problem(finding))
-            source.invalid.add(key)
+        source.problems += _duplicate_problems("cluster", [entry.head for entry in entries])
+        source.invalid.add(key)
+
+
+def _duplicate_problems(what: str, items: Sequence[Item]) -> list[SourceProblem]:
+    """Return a problem for each definition of something that is defined more than once."""
+    # Take one name more than is shown, because a message leaves out the file itself.
+    names = sorted({item.file for item in items})[: _MAX_LISTED + 1]
+    problems = []
+    for item in items:
+        others = [name for name in names if name != item.file] or names
+        detail = f"{what} is also defined in {', '.join(others[:_MAX_LISTED])}: remove one of them"
+        finding = Finding(
+            ("metadata", "name"), Fault.DUPLICATE, detail, "definition-twice", item.key.name
+        )
+        problems.append(item.problem(finding))
+    return problems

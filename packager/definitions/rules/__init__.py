@@ -37,7 +37,9 @@ def _check_secrets(obj: Obj) -> Iterator[Finding]:
 
 
 TWICE = _GENERAL.declare(
-    "definition-twice", "Two definitions must not define the same cluster.", kinds=KINDS
+    "definition-twice",
+    "Two definitions must not define the same cluster, nor two files the same ClusterClass.",
+    kinds=KINDS,
 )
 SOURCE = _GENERAL.declare(
     "definition-source",

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from caphv.api.object import Key
 from packager.contents.folders import compare_folders
 from packager.definitions.builder import Builder
-from packager.definitions.buildresult import BuildResult
+from packager.definitions.buildresult import NAMESPACE_ROOT, BuildResult
 from packager.definitions.files import NAMES
 from packager.definitions.source import Reader
 from packager.git.commit import Reason
@@ -90,3 +91,13 @@ def test_a_vendored_chart_that_is_edited_by_hand_is_refused_until_it_is_restored
     assert "does not match its digest" in site.errors()
     chart.write_bytes(CHART.files["Chart.yaml"])
     assert site.errors() == ""
+
+
+def test_the_class_of_a_definition_does_not_replace_one_of_the_source_that_is_invalid(tmp_path: Path) -> None:
+    store = Directory(tmp_path, names=NAMES)
+    obj = definition("demo")
+    source = Reader(lambda _: []).read({"demo.yaml": yaml.safe_dump(obj).encode()})
+    groups = Builder(Renderer()).build(source, store.sync()).wanted[NAMESPACE_ROOT]
+    (of_class,) = (name for name in groups if "harvester" in name)
+    source.invalid_groups.add(Key(*of_class.split("/")))
+    assert groups.keys() - Builder(Renderer()).build(source, store.sync()).wanted[NAMESPACE_ROOT].keys() == {of_class}

@@ -83,3 +83,28 @@ def test_an_owner_inside_an_object_is_no_second_cluster() -> None:
     source = read(f"{CLUSTER}---\n{owned}")
     assert source.complete
     assert [cluster.key for cluster in source.clusters] == [Key("team-a", "demo")]
+
+
+CLASS = "apiVersion: cluster.x-k8s.io/v1beta2\nkind: ClusterClass\nmetadata: {name: own, namespace: team-a}\n"
+
+
+def test_a_class_that_two_files_define_is_left_out_and_reported_in_both() -> None:
+    files = {name: f"{CLASS}spec: {{file: {name}}}\n".encode() for name in ("a.yaml", "b.yaml")}
+    source = Reader(lambda _: []).read(files)
+    assert source.groups == {}
+    assert source.invalid_groups == {Key("team-a", "own")}
+    # Without the class, nothing tells which clusters have bundles.
+    assert not source.complete
+    assert [(problem.file, problem.line) for problem in source.problems] == [("a.yaml", 3), ("b.yaml", 3)]
+    assert "ClusterClass is also defined in b.yaml: remove one of them" in source.problems[0].message
+
+    alone = Reader(lambda _: []).read({"a.yaml": files["a.yaml"]})
+    assert alone.complete
+    assert list(alone.groups) == [Key("team-a", "own")]
+
+
+def test_classes_of_one_name_in_two_namespaces_are_two() -> None:
+    files = {"a.yaml": CLASS.encode(), "b.yaml": CLASS.replace("team-a", "team-b").encode()}
+    source = Reader(lambda _: []).read(files)
+    assert source.complete
+    assert sorted(source.groups) == [Key("team-a", "own"), Key("team-b", "own")]
