@@ -38,6 +38,7 @@ from commands.packager.sync_source import read_source, source_repository
 
 if TYPE_CHECKING:
     from caphv.api.object import Key
+    from packager.contents.uninstall import Waiting
     from packager.definitions.source import Reader
     from packager.planning.commitplan import Store
     from packager.planning.planner import Planner
@@ -195,7 +196,14 @@ def sync(options: SyncOptions) -> None:
 
 
 def _poll(options: SyncOptions, reader: Reader, planner: Planner, interval: float) -> NoReturn:
-    """Sync whenever a repository has a new commit, or a retry is due."""
+    """Sync whenever a repository has a new commit, or a retry is due.
+
+    Removals wait for Fleet, whatever commit another client pushes in the meantime.
+    """
+    from packager.contents.uninstall import Waiting
+
+    # Fleet's status is not visible here.
+    waiting = Waiting(lambda: None)
     synced_source = ""
     synced_target = ""
     is_synced = False
@@ -208,7 +216,7 @@ def _poll(options: SyncOptions, reader: Reader, planner: Planner, interval: floa
             has_commits = (source_head, target_head) != (synced_source, synced_target)
             is_retry_due = retry_after is not None and retry_after <= 0
             if has_commits or is_retry_due or not is_synced:
-                last_round = _sync_once(options, reader, planner)
+                last_round = _sync_once(options, reader, planner, waiting)
                 retry_after = last_round.retry_seconds
                 # Ignore our own push, but no other: reading the head again would hide a commit
                 # that another client pushed on top of ours.
@@ -224,15 +232,17 @@ def _poll(options: SyncOptions, reader: Reader, planner: Planner, interval: floa
             retry_after -= interval
 
 
-def _sync_once(options: SyncOptions, reader: Reader, planner: Planner) -> _Round:
-    """Sync, and print the result."""
+def _sync_once(
+    options: SyncOptions, reader: Reader, planner: Planner, waiting: Waiting | None = None
+) -> _Round:
+    """Sync, and print the result. Without `waiting`, the user decides when to sync again."""
     from packager.definitions.buildresult import BuildResult
 
     with progress() as step:
         source, reason = read_source(options, reader, step)
         with _target(options) as store:
             step("reading the repository")
-            pushed = push(source, reason, store, planner, options)
+            pushed = push(source, reason, store, planner, options, waiting=waiting)
 
         failures = pushed.failures
         manifests = pushed.planned.built or BuildResult()
@@ -244,11 +254,14 @@ def _sync_once(options: SyncOptions, reader: Reader, planner: Planner) -> _Round
 
     print_result(manifests, pushed.result, failures, options)
 
-    # What is held back waits for Fleet; what was refused may be accepted at the next interval.
+    # What is held back waits for Fleet, from the first sync that reads what this one pushed. What
+    # was refused may be accepted at the next interval.
     plan = pushed.result.plan
+    if waiting:
+        waiting.note(plan.held)
     retry_seconds: float | None = None
     if plan.held:
-        retry_seconds = _FLEET_SECONDS
+        retry_seconds = 0.0 if pushed.result.commit else _FLEET_SECONDS
     elif failures:
         retry_seconds = 0.0
 

@@ -10,6 +10,7 @@ from commands.packager import management
 
 if TYPE_CHECKING:
     from commands.packager.sync import SyncOptions
+    from packager.contents.uninstall import Waiting
     from packager.definitions.apply import ApplyFailure
     from packager.definitions.source import Source
     from packager.git.changeplan import Plan
@@ -31,11 +32,18 @@ class Pushed:
 
 
 def push(
-    source: Source, reason: Reason, store: Store, planner: Planner, options: SyncOptions
+    source: Source,
+    reason: Reason,
+    store: Store,
+    planner: Planner,
+    options: SyncOptions,
+    *,
+    waiting: Waiting | None = None,
 ) -> Pushed:
     """Push the files that the definitions produce.
 
-    With `--apply`, clusters whose definition was removed are deleted after the push. Raises
+    With `--apply`, clusters whose definition was removed are deleted after the push. Without
+    `waiting`, the user decides when Fleet has applied what the last sync wrote. Raises
     `InputError`.
 
     A removed definition is forgotten after the push, so it must stay in the repository while its
@@ -47,7 +55,12 @@ def push(
     from packager.planning.commitplan import log_result
     from packager.planning.state import ManagementState
 
-    state = ManagementState(confirmed=options.confirmed, live=False)
+    state = ManagementState(
+        confirmed=options.confirmed,
+        live=False,
+        uninstallable=waiting.uninstallable_bundles() if waiting else None,
+        waited=waiting.waited() if waiting else None,
+    )
     if options.dry_run:
         planned = store.read(lambda snapshot: planner.plan(snapshot, state, source))
         return Pushed(planned, Result(planned.plan, "", ""), [])

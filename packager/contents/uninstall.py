@@ -27,9 +27,11 @@ from packager.tree import CLUSTERS
 
 CNI = "cni"
 _CRDS = "-crds"
-# Time for Fleet to deploy a commit if its status is not visible. It is Fleet's default interval to
-# resync a GitRepo.
-_BLIND_SECONDS = 900.0
+BLIND_SECONDS = 900.0
+"""Time for Fleet to deploy a commit if its status is not visible.
+
+It is Fleet's default interval to resync a GitRepo.
+"""
 _LIMITS = Limits(size=1024 * 1024, nodes=100_000, seconds=5)
 
 
@@ -153,8 +155,8 @@ class _Wait(NamedTuple):
 class Waiting:
     """Removals that wait for Fleet. If its status is not visible, they wait for a fixed time.
 
-    The time begins when Fleet can read that it may uninstall the bundle, and begins again when the
-    bundle's file changes.
+    The time begins when Fleet can read that it may uninstall a bundle, or delete a cluster or pool,
+    and begins again when the file that says so changes.
     """
 
     def __init__(self, uninstallable: Callable[[], frozenset[str] | None]) -> None:
@@ -167,23 +169,29 @@ class Waiting:
         visible = self._uninstallable()
         if visible is not None:
             return visible
-        latest = time.monotonic() - _BLIND_SECONDS
-        return frozenset(name for name, wait in self._waits.items() if wait.since <= latest)
+        bundles = [what.split("/") for what in self.waited() if what.startswith(f"{CLUSTERS}/")]
+        return frozenset(
+            bundle_name(Key(namespace, cluster), bundle)
+            for _, namespace, cluster, bundle in bundles
+        )
+
+    def waited(self) -> frozenset[str]:
+        """Return the removals that have waited for the fixed time."""
+        latest = time.monotonic() - BLIND_SECONDS
+        return frozenset(what for what, wait in self._waits.items() if wait.since <= latest)
 
     def note(self, held: Iterable[Skipped]) -> None:
-        """Remember since when Fleet may uninstall the bundles that are held back."""
+        """Remember since when Fleet may act on the removals that are held back."""
         before = self._waits
         self._waits = {}
         for skipped in held:
             if not skipped.released:
                 continue
-            _, namespace, cluster, bundle = skipped.what.split("/")
-            name = bundle_name(Key(namespace, cluster), bundle)
-            wait = before.get(name)
+            wait = before.get(skipped.what)
             # Another version of the file starts the wait again.
             if wait is None or wait.released != skipped.released:
                 wait = _Wait(skipped.released, time.monotonic())
-            self._waits[name] = wait
+            self._waits[skipped.what] = wait
 
 
 def _is_released(options: Obj) -> bool:

@@ -147,6 +147,7 @@ class SyncLoop:
             confirmed=frozenset(clusters.confirmed_clusters()),
             protected=frozenset(clusters.protected_clusters()),
             uninstallable=self._waiting.uninstallable_bundles(),
+            waited=self._waiting.waited(),
             why=condition.commit_reason(changed),
             deleted=frozenset(clusters.deleted_clusters()),
             upgrade=self._upgrades.observe(clusters.present_clusters()),

@@ -69,7 +69,8 @@ class Removal:
 class Skipped:
     """A removal that was held back, or a folder that was left alone; `why` names the remedy.
 
-    `released` is the id of the file that lets Fleet uninstall a bundle, empty if it may not.
+    `released` is the id of the file that lets Fleet uninstall a bundle, or delete a cluster or
+    pool; empty if it may not.
     """
 
     what: str

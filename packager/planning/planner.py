@@ -156,6 +156,8 @@ class Planner:
             live=state.live,
             confirmed=state.confirmed,
             protected=state.protected,
+            waited=state.waited,
+            namespace=self._namespace,
         )
 
     def _render_bundles(self, draft: Draft) -> None:

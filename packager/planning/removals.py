@@ -2,7 +2,9 @@
 
 Fleet keeps protected objects whose file is removed. So the removal of a cluster, or of a pool
 without machines, takes two commits. The first lifts the protection, and the next one removes the
-file once Fleet has applied the first.
+file once Fleet has applied the first. Fleet must not read both at once, because Helm decides by its
+last release. What Fleet has applied shows only in live Clusters, so all other removals wait for a
+fixed time.
 """
 
 from __future__ import annotations
@@ -11,15 +13,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from caphv.api.object import Key, Obj
+from packager.contents.uninstall import BLIND_SECONDS
 from packager.definitions import files, ownership, protection
 from packager.definitions.buildresult import MANIFEST_ROOT, BuildResult
 from packager.definitions.dropped import is_pool
-from packager.definitions.manifest import existing, pool_path
+from packager.definitions.manifest import existing, manifest_path, pool_path
 from packager.definitions.source import Source
 from packager.git.folder import Folder, Root
 from packager.git.pruning import Pruning, Skipped
 from packager.git.snapshot import Snapshot
 from packager.tree import CLUSTERS
+
+_AFTER_FIXED_TIME = f"{BLIND_SECONDS / 60:.0f} minutes after Fleet can read that"
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,9 @@ class Removals:
 
     Clusters are named `<namespace>/<name>`. `confirmed` are clusters whose removal a user confirmed
     outside of the repository. `protected` are clusters that Fleet keeps even without their
-    manifest. `live`: Fleet applies the repository to the management cluster whose state was read.
+    manifest. `live`: Fleet applies the repository to the management cluster whose state was read,
+    of all namespaces or of one `namespace`. `waited` are the removals that have given Fleet the
+    time to apply the first commit; None if a user decides when to sync again.
     """
 
     built: BuildResult
@@ -37,6 +44,8 @@ class Removals:
     live: bool
     confirmed: frozenset[Key]
     protected: frozenset[Key]
+    waited: frozenset[str] | None = None
+    namespace: str = ""
 
     def pruning(self, budget: int) -> Pruning:
         """Return limits that allow the removal of clusters of this source, once it is confirmed."""
@@ -79,10 +88,6 @@ class Removals:
         Puts the released manifests into `folders`. A change that is not merged lifts no protection,
         because otherwise the same merge could include the removal.
         """
-        why = "its protection is lifted; confirm again and sync once Fleet has applied that"
-        if self.live:
-            why = "its protection is lifted; it is removed once Fleet has applied that"
-
         # Read the branch that Fleet reads, where protection that only a review lifts is in place.
         snapshot = self.snapshot.merged
         removed = self._removed_clusters(snapshot)
@@ -94,32 +99,38 @@ class Removals:
             namespace, _, _ = name.partition("/")
             manifest = files.released_files(_manifest(snapshot, name), namespace)
             folders[MANIFEST_ROOT][name] = ownership.folder(manifest, self.source.name)
-            released.append(Skipped(f"{files.MANIFESTS}/{name}", why))
+            released.append(self._waiting_cluster(name))
         return released
 
     def release_pools(self, folders: Mapping[Root, dict[str, Folder]]) -> list[Skipped]:
         """Lift the protection of dropped MachineDeployments without machines, and report it.
 
         Puts the released manifests into `folders` while Fleet reads a manifest that protects a
-        MachineDeployment.
+        MachineDeployment, or may not have read the one that does not.
         """
         why = "its protection is lifted; sync again once that is applied"
-        if self.live:
-            why = "its protection is lifted; the next commit removes it"
+        if self.waited is not None:
+            why = f"its protection is lifted; it is removed {_AFTER_FIXED_TIME}"
 
         released = []
         for key, empty in sorted(self.built.empty_pools.items()):
             # A proposal that is not merged lifts no protection, so read the branch of Fleet.
-            protected = {
-                pool_path(key, obj)
+            protection_of = {
+                pool_path(key, obj): protection.is_protected(obj)
                 for obj in existing(self.snapshot.merged, key)
-                if is_pool(obj) and protection.is_protected(obj)
+                if is_pool(obj)
             }
-            paths = [pool_path(key, pool) for pool in empty.pools]
-            waiting = [Skipped(path, why) for path in paths if path in protected]
-            if waiting:
+            paths = [
+                path for pool in empty.pools if (path := pool_path(key, pool)) in protection_of
+            ]
+            # The pools of a cluster are in one file, so none is removed while another one waits.
+            if any(protection_of[path] or self._is_early(path) for path in paths):
                 folders[MANIFEST_ROOT][str(key)] = empty.release
-                released += waiting
+                file_id = self._manifest_id(key)
+                released += [
+                    Skipped(path, why, released="" if protection_of[path] else file_id)
+                    for path in paths
+                ]
         return released
 
     def unclaimed_manifests(self) -> list[Skipped]:
@@ -170,11 +181,44 @@ class Removals:
         }
 
     def _is_waiting(self, name: str) -> bool:
-        """Whether Fleet or the live Cluster still protects a cluster from removal."""
-        objects = _manifest(self.snapshot.merged, name)
-        return any(map(protection.is_protected, objects)) or (
-            Key(*name.split("/")) in self.protected
+        """Whether Fleet may still keep a cluster whose manifest is removed."""
+        key = Key(*name.split("/"))
+        if self._is_protected(name) or key in self.protected:
+            return True
+        return not self._is_visible(key) and self._is_early(f"{files.MANIFESTS}/{name}")
+
+    def _is_protected(self, name: str) -> bool:
+        """Whether the manifest that Fleet reads protects a cluster."""
+        return any(map(protection.is_protected, _manifest(self.snapshot.merged, name)))
+
+    def _is_visible(self, key: Key) -> bool:
+        """Whether the live Cluster would show its protection."""
+        return self.live and self.namespace in ("", key.namespace)
+
+    def _is_early(self, what: str) -> bool:
+        """Whether Fleet may not have applied yet what allows a removal."""
+        return self.waited is not None and what not in self.waited
+
+    def _waiting_cluster(self, name: str) -> Skipped:
+        """Return the report about a cluster whose removal waits."""
+        key = Key(*name.split("/"))
+        if self._is_visible(key):
+            next_step = "it is removed once Fleet has applied that"
+        elif self.waited is not None:
+            next_step = f"it is removed {_AFTER_FIXED_TIME}"
+        else:
+            next_step = "confirm again and sync once Fleet has applied that"
+
+        return Skipped(
+            what=f"{files.MANIFESTS}/{name}",
+            why=f"its protection is lifted; {next_step}",
+            released="" if self._is_protected(name) else self._manifest_id(key),
         )
+
+    def _manifest_id(self, key: Key) -> str:
+        """Return Git's id of the manifest that Fleet reads."""
+        entry = self.snapshot.merged.entry(manifest_path(key))
+        return entry.id if entry else ""
 
 
 def _manifest(snapshot: Snapshot, name: str, kind: str = "") -> list[Obj]:

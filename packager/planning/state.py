@@ -39,6 +39,8 @@ class ManagementState:
     - `confirmed`: clusters whose definition may be removed.
     - `protected`: clusters that Fleet keeps even without their manifest.
     - `uninstallable`: names of the Fleet bundles that Fleet would uninstall, None if unknown.
+    - `waited`: removals of clusters and pools that have given Fleet the time to read that it may
+      delete them, see `packager.contents.uninstall.Waiting`; None if a user decides about that.
     - `why`: the reason for a commit.
     - `live`: the facts come from the management cluster that applies the repository's manifests.
     - `deleted`: clusters that Cluster API deleted with their machines.
@@ -54,6 +56,7 @@ class ManagementState:
     confirmed: frozenset[Key] = frozenset()
     protected: frozenset[Key] = frozenset()
     uninstallable: frozenset[str] | None = None
+    waited: frozenset[str] | None = None
     why: str = ""
     live: bool = True
     deleted: frozenset[Key] = frozenset()

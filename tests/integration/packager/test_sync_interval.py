@@ -22,12 +22,15 @@ def rounds_of(
 ) -> Result:
     """Keep syncing, and call `each` after each round with its number, from one, until it raises KeyboardInterrupt."""
     count = 0
+    now = 0.0
 
-    def sleep(_seconds: float) -> None:
-        nonlocal count
+    def sleep(seconds: float) -> None:
+        nonlocal count, now
         count += 1
+        now += seconds
         each(count)
 
+    monkeypatch.setattr("packager.contents.uninstall.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr("commands.packager.sync.time", SimpleNamespace(sleep=sleep))
     return call("sync", "--source-repo", definitions.url, "--repo", origin.url, *more)
 
@@ -85,10 +88,35 @@ def test_with_an_interval_a_disabled_add_on_is_removed_once_fleet_had_time_to_de
         held.append("clusters/team-a/a/csi/fleet.yaml" in origin.files())
         if number == 1:
             definitions.push({"a.yaml": yaml.safe_dump(definition("a", addons={"csi": {"enabled": False}}))})
+        if number in (3, 4, 5):
+            # Other commits do not shorten the wait.
+            definitions.push({"note.yaml": f"number: {number}"})
         if number == 7:
             raise KeyboardInterrupt
 
     rounds_of(definitions, origin, monkeypatch, each, "--interval", 300)
-    # The second round makes the first commit, another one follows after 900 seconds.
-    assert held == [True, True, True, True, False, False, False]
+    # The second round makes the first commit, and the third one reads it. 900 seconds later the second commit follows.
+    assert held == [True, True, True, True, True, False, False]
     assert origin.count() == 3
+
+
+def test_with_an_interval_a_confirmed_cluster_is_removed_once_fleet_had_time_to_lift_its_protection(
+    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definitions = Origin.make(tmp_path / "definitions.git")
+    definitions.push({"a.yaml": yaml.safe_dump(definition("a")), "b.yaml": yaml.safe_dump(definition("b"))})
+    held: list[bool] = []
+
+    def each(number: int) -> None:
+        held.append("manifests/team-a/a/cluster/cluster.yaml" in origin.files())
+        if number == 1:
+            definitions.remove("a.yaml")
+        if number in (2, 3, 4, 5):
+            # Commits of other clients do not shorten the wait.
+            origin.push({f"note-{number}.txt": "another client"})
+        if number == 6:
+            raise KeyboardInterrupt
+
+    options = ("--interval", 300, "--confirm", "team-a/a", "--max-prune", 10)
+    rounds_of(definitions, origin, monkeypatch, each, *options)
+    assert held == [True, True, True, True, True, False]
