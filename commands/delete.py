@@ -83,8 +83,9 @@ def delete(
     Harvester.
 
     The command requests the deletion and does not wait for its end; --explain says what it waits
-    for. With --force, the provider also completes the deletion if Harvester does not answer, and
-    leaves behind what it cannot delete there. While Harvester answers, --force has no effect.
+    for. With --force, the provider also completes the deletion if Harvester does not answer for a
+    minute, and leaves behind what it cannot delete there. While Harvester answers, --force has no
+    effect.
     """
     from operations.change.changes import ChangeError
     from operations.change.clusterparts import unread_kinds

@@ -318,8 +318,10 @@ class ClusterReconciler:
         """
         if not _has_finalizer(scope.obj):
             return  # our part of the deletion is complete, and other finalizers keep the object
+        scope.memory.outage.begin()
         try:
             await self._connector.connect(scope)
+            scope.memory.outage.end()
             await self._record_guest(scope)
         except Blocked:
             # If machines exist, report them instead, because the deletion waits for them first.
@@ -343,7 +345,7 @@ class ClusterReconciler:
         if being_deleted(scope.obj):
             if await self._end_deletion(scope, blocked):
                 return None
-            reported = blocked.with_advice(deletion.advice(blocked))
+            reported = blocked.with_advice(deletion.advice(scope.obj, blocked))
         elif grace := report.seconds_of_grace(scope, blocked):
             scope.requeue_within(grace)
             return Result(requeue_after=scope.requeue_after)
@@ -360,10 +362,14 @@ class ClusterReconciler:
         if deletion.was_never_provisioned(scope.obj) and not caches.machines_of(scope.cluster):
             await self._remove_finalizer(scope.obj)
             return True
-        if deletion.may_force_delete(scope.obj, blocked):
-            await self._force_delete(scope, blocked)
-            return True
-        return False
+        delay = deletion.outage_remaining(scope, blocked)
+        if not deletion.may_force_delete(scope.obj, blocked):
+            return False
+        if delay:
+            scope.requeue_within(delay)
+            return False
+        await self._force_delete(scope, blocked)
+        return True
 
     async def _handle_refusal(self, scope: ClusterScope, error: ApiError) -> bool:
         """Report a refused request. Return True if the deletion was forced instead."""
@@ -373,7 +379,7 @@ class ClusterReconciler:
             if deletion.may_force_delete(scope.obj, refusal):
                 await self._force_delete(scope, refusal)
                 return True
-            refusal = refusal.with_advice(deletion.advice(refusal))
+            refusal = refusal.with_advice(deletion.advice(scope.obj, refusal))
 
         # A cluster that is ready stays ready.
         if deleting or not scope.draft.fields.get("ready"):

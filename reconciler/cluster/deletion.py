@@ -19,6 +19,7 @@ from reconciler.blocked import Blocked
 from reconciler.cluster import guestbalancers, guestvolumes, loadbalancer, pools
 from reconciler.cluster.endpoint import UNSET_HOST, delete_placeholder, release_address
 from reconciler.cluster.scope import ClusterScope
+from reconciler.memory.periods import FORCE_DELETE_SECONDS
 from reconciler.triggers import Watched
 
 # Conditions that are true only after the provider has read or created objects on Harvester.
@@ -34,6 +35,12 @@ _TEMPORARY = (
     Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
     Reason.HARVESTER_CONNECTION_IN_PROGRESS,
     Reason.TARGET_NAMESPACE_CHECKING,
+)
+# With these reasons, it waits until the outage has lasted.
+_OUTAGES = (
+    Reason.HARVESTER_AUTHENTICATION_FAILED,
+    Reason.HARVESTER_CONNECTION_FAILED,
+    Reason.HARVESTER_UNREACHABLE,
 )
 
 
@@ -104,17 +111,27 @@ def orphan_failure() -> Blocked:
 
 
 def may_force_delete(obj: Obj, blocked: Blocked) -> bool:
-    """Return whether annotation `caphv.io/force-delete` ends a deletion that cannot continue."""
+    """Return whether annotation `caphv.io/force-delete` ends a deletion that cannot continue.
+
+    An outage has to last for `outage_remaining` first.
+    """
     return (
         annotations_of(obj).get(names.FORCE_DELETE_ANNOTATION) == "true"
         and blocked.reason not in _TEMPORARY
     )
 
 
-def advice(blocked: Blocked) -> str:
+def outage_remaining(scope: ClusterScope, blocked: Blocked) -> float:
+    """Return for how many more seconds an outage must last until a deletion is forced."""
+    return scope.memory.outage.remaining() if blocked.reason in _OUTAGES else 0.0
+
+
+def advice(obj: Obj, blocked: Blocked) -> str:
     """Advise a user about a blocked deletion; empty if the reason is temporary."""
     if blocked.reason in _TEMPORARY:
         return ""
+    if may_force_delete(obj, blocked):
+        return f"; force-deleting the cluster if that lasts {FORCE_DELETE_SECONDS:.0f} s"
     return (
         "; deletion is blocked. To delete without Harvester, set annotation"
         f' {names.FORCE_DELETE_ANNOTATION}: "true"; objects on Harvester are then left behind'

@@ -24,6 +24,7 @@ from reconciler.machine.guestinterfaces import recorded_addresses
 from reconciler.machine.scope import MachineScope, Outage, outage_of
 from reconciler.machine.vmbackup import back_up_replaced
 from reconciler.machine.vmdeletion import delete_vm, instance_remains
+from reconciler.memory.periods import FORCE_DELETE_SECONDS
 from reconciler.triggers import Delay, Watched
 
 # Seconds that the cluster gets to record what its guest created.
@@ -142,8 +143,10 @@ def _force_delete(scope: MachineScope) -> bool:
     """Abandon the objects on an unreadable Harvester if the user has set the annotation.
 
     Returns True after an Event that lists the abandoned objects, and False if Harvester can be
-    read. Raises `Blocked` if Harvester cannot be read and the annotation is absent.
+    read. Raises `Blocked` if Harvester cannot be read, and the annotation is absent or the outage
+    may end soon.
     """
+    delay = _outage_remaining(scope)
     blocked = _out_of_reach(scope) or scope.read_refusal()
     if blocked is None:
         return False
@@ -158,6 +161,15 @@ def _force_delete(scope: MachineScope) -> bool:
             Watched.SELF,
             *blocked.triggers,
             warn=True,
+        )
+    if delay:
+        raise Blocked(
+            blocked.condition,
+            blocked.reason,
+            f"{problem}; force-deleting the machine if that lasts {FORCE_DELETE_SECONDS:.0f} s",
+            Watched.SELF,
+            *blocked.triggers,
+            Delay(delay),
         )
 
     vm = f"{scope.target_namespace}/{scope.name}" if scope.target_namespace else scope.name
@@ -176,6 +188,19 @@ def _force_delete(scope: MachineScope) -> bool:
         f"{remedies.LIST_LEFTOVERS}",
     )
     return True
+
+
+def _outage_remaining(scope: MachineScope) -> float:
+    """Return for how many more seconds Harvester must not answer until a deletion is forced."""
+    outage = scope.memory.deletion.outage
+    if scope.harvester_cluster is None:
+        return 0.0  # a lost cluster does not return by itself
+
+    session = scope.context.sessions.of(key_of(scope.harvester_cluster))
+    if session and not session.error:
+        outage.end()
+        return 0.0
+    return outage.remaining()
 
 
 def _out_of_reach(scope: MachineScope) -> Blocked | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from caphv.api.vmbackup import BackupsCheck
-from reconciler.memory.periods import Grace, Repeated
+from reconciler.memory.periods import Grace, OutageClock, Repeated
 
 
 class VerifiedObject(NamedTuple):
@@ -147,6 +147,8 @@ class ClusterMemory:
     # Why there is no session. Without it, a forced deletion of machines waits for the next attempt
     # to connect.
     connection_error: str = ""
+    # Since when its deletion has no connection.
+    outage: OutageClock = field(default_factory=OutageClock)
     # Whether a machine has found the target namespace deleted. Without it, its next attempt does.
     namespace_lost: bool = False
     # Whether the workload cluster has its add-ons. Without it, two requests look for them again.

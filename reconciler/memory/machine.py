@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from caphv.api.ownership import Owner
 from reconciler.machine.vmpolicy import VmClock
-from reconciler.memory.periods import Debounce, Repeated
+from reconciler.memory.periods import Debounce, OutageClock, Repeated
 
 
 class Comparison(NamedTuple):
@@ -54,6 +54,7 @@ class DeletionMemory:
     # Owner in the record of that VM. Without it, the cloud-init Secret of a VM that was not adopted
     # yet stays.
     vm_owner: Owner | None = None
+    outage: OutageClock = field(default_factory=OutageClock)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,12 @@ GRACE_SECONDS = 15.0
 States are unknown after a start of the provider, and while Harvester is unreachable.
 """
 
+FORCE_DELETE_SECONDS = 60.0
+"""Seconds for which Harvester must be unreachable before a requested force-deletion begins.
+
+A shorter interruption, for example of a failover, must not leave objects behind.
+"""
+
 # Seconds between two writes of transient states. A new VM on a busy Harvester has a new one every
 # few seconds: its volumes do not exist, are pending, it is scheduled, it has no address.
 _NEXT_TRANSIENT_SECONDS = 5.0
@@ -40,6 +46,31 @@ class Grace:
         """Record that the states behind these conditions (default: all conditions) are known."""
         for condition in conditions or tuple(self._since):
             self._since.pop(condition, None)
+
+
+class OutageClock:
+    """Since when a deletion has no connection to Harvester.
+
+    Without it, a requested force-deletion waits for the whole time again.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def begin(self) -> None:
+        """Record that there is no connection; only the first call after `end` counts."""
+        if self._since is None:
+            self._since = time.monotonic()
+
+    def end(self) -> None:
+        """Record that Harvester answers."""
+        self._since = None
+
+    def remaining(self) -> float:
+        """Return the seconds until a force-deletion may begin, 0 if it may. Begins the outage."""
+        self.begin()
+        since = self._since or 0.0
+        return max(0.0, since + FORCE_DELETE_SECONDS - time.monotonic())
 
 
 class Repeated:

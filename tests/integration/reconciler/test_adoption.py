@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caphv.api.object import EVENTS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, annotations_of, uid_of
+from reconciler.memory.periods import FORCE_DELETE_SECONDS
 from sandbox.harvester import kinds
 from sandbox.processes import pki
 from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case
@@ -217,7 +218,7 @@ async def test_machine_is_released_on_request_while_harvester_is_unreachable(cas
     await case.until(HARVESTER_MACHINES, "one", says)
     await case.until_event("one", "Warning", "HarvesterUnreachable")
     await case.patch(HARVESTER_MACHINES, "one", FORCE)
-    await case.until_gone(HARVESTER_MACHINES, "one", timeout=AT_ONCE)
+    await case.until_gone(HARVESTER_MACHINES, "one", timeout=2 * FORCE_DELETE_SECONDS)
     await case.until_event("one", "Warning", "ForcedDeletion")
     (message,) = [
         event["message"]

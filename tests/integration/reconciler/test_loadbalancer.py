@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, uid_of
+from reconciler.memory.periods import FORCE_DELETE_SECONDS
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS, Case
 from tests.support.reconciler.cases import create_later, opened
@@ -258,7 +259,7 @@ async def test_deletion_without_harvester_waits_until_a_user_releases(case: Case
     says = is_false("HarvesterConnectionReady", "HarvesterAuthenticationFailed", "caphv.io/force-delete")
     await case.until(HARVESTER_CLUSTERS, case.name, says)
     await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": {"caphv.io/force-delete": "true"}}})
-    await case.until_gone(HARVESTER_CLUSTERS, case.name, timeout=AT_ONCE)
+    await case.until_gone(HARVESTER_CLUSTERS, case.name, timeout=2 * FORCE_DELETE_SECONDS)
     await case.until_event(case.name, "Warning", "ForcedDeletion")
     assert f"LoadBalancer and Service {case.target}/{case.balancer}" in case.environment.provider.log
     await case.ask_deletion(SERVICES, case.balancer)

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from caphv.api.object import NAMESPACES, NODES
 from commands.main import cli
+from reconciler.memory.periods import FORCE_DELETE_SECONDS
 from sandbox.harvester import kinds
 from sandbox.processes import pki
 from sandbox.processes.apiserver import private_file
@@ -180,7 +181,7 @@ async def test_a_deletion_that_harvester_blocks_is_explained_and_forced(case: Ca
     assert left.stat().st_mode & 0o777 == 0o600
     objects = yaml.safe_load(left.read_text())["objects"]
     assert {"kind": "VirtualMachine", "name": "blocked", "namespace": case.target} in objects
-    await case.until_gone(HARVESTER_MACHINES, "blocked")
+    await case.until_gone(HARVESTER_MACHINES, "blocked", timeout=2 * FORCE_DELETE_SECONDS)
     # What was left behind is the test's to remove.
     await case.identity()
     await remove_from_harvester(case, "blocked")

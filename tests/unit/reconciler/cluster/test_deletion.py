@@ -18,6 +18,7 @@ from reconciler.cluster.controller import ClusterReconciler
 from reconciler.cluster.deletion import advice, left_over, may_force_delete, was_never_provisioned
 from reconciler.cluster.identityprotection import IdentityProtection
 from reconciler.cluster.scope import ClusterScope
+from reconciler.memory import periods
 from reconciler.memory.store import Memory
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics, Watched
@@ -52,13 +53,13 @@ def cluster(annotation: str = "true", **spec: Any) -> Obj:
 def test_what_does_not_pass_may_be_left(reason: Reason) -> None:
     assert may_force_delete(cluster(), blocked(reason))
     assert not may_force_delete(cluster("false"), blocked(reason))
-    assert "caphv.io/force-delete" in advice(blocked(reason))
+    assert "caphv.io/force-delete" in advice(cluster("false"), blocked(reason))
 
 
 @pytest.mark.parametrize("reason", PASSING)
 def test_what_passes_is_waited_for_all_the_same(reason: Reason) -> None:
     assert not may_force_delete(cluster(), blocked(reason))
-    assert advice(blocked(reason)) == ""
+    assert advice(cluster(), blocked(reason)) == ""
 
 
 def scope_of(*, synced: bool, refusal: str = "", error: str = "") -> ClusterScope:
@@ -122,8 +123,9 @@ class Deleted:
         self.message = self.reason = ""
         self.events: list[str] = []
         self.gone = False
+        self.memory = Memory()
 
-    async def reconcile(self) -> None:
+    async def reconcile(self) -> float | None:
         caches = SimpleNamespace(
             harvester_clusters=SimpleNamespace(get=lambda *_: self.obj),
             cluster_of=lambda _: self.cluster,
@@ -131,7 +133,7 @@ class Deleted:
         )
         context: Any = SimpleNamespace(
             caches=caches,
-            memory=Memory(),
+            memory=self.memory,
             queues=SimpleNamespace(clusters=WorkQueue[Key]("test"), machines=WorkQueue[Key]("test")),
             event=lambda _kind, _obj, _type, reason, _message: self.events.append(reason),
             remove_finalizer=self._remove_finalizer,
@@ -141,7 +143,9 @@ class Deleted:
             sessions=SimpleNamespace(of=lambda _: None),
             topics=Topics(),
         )
-        await ClusterReconciler(context, cast(IdentityProtection, None)).reconcile(Key("clusters", "demo"))
+        reconciler = ClusterReconciler(context, cast(IdentityProtection, None))
+        result = await reconciler.reconcile(Key("clusters", "demo"))
+        return result.requeue_after if result else None
 
     async def _remove_finalizer(self, *_: object) -> None:
         self.gone = True
@@ -199,6 +203,45 @@ async def test_cluster_that_never_reached_harvester_waits_for_nothing(
     waiting.obj["status"], waiting.machines = status, machines
     await waiting.reconcile()
     assert (waiting.gone, waiting.message == "") == (gone, gone)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [Reason.HARVESTER_UNREACHABLE, Reason.HARVESTER_AUTHENTICATION_FAILED, Reason.HARVESTER_CONNECTION_FAILED],
+)
+async def test_only_a_lasting_outage_ends_a_deletion_on_request(
+    monkeypatch: pytest.MonkeyPatch, reason: Reason
+) -> None:
+    async def fails(_: object) -> None:
+        raise blocked(reason)
+
+    forced = Deleted(monkeypatch, refusal(ApiError, "harvester"), annotation="true")
+    passes = connection.ensure_connection
+    now = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(periods, "time", SimpleNamespace(monotonic=lambda: now.seconds))
+
+    for seconds in (0, 59):
+        now.seconds += seconds
+        monkeypatch.setattr(connection, "ensure_connection", fails)
+        assert await forced.reconcile() == 60 - seconds
+        assert forced.message.endswith("message; force-deleting the cluster if that lasts 60 s")
+    # An answer of Harvester begins the wait again.
+    monkeypatch.setattr(connection, "ensure_connection", passes)
+    with pytest.raises(ApiError):
+        await forced.reconcile()
+    now.seconds += 10
+    monkeypatch.setattr(connection, "ensure_connection", fails)
+    assert await forced.reconcile() == 60
+    assert not forced.gone
+
+    # Machines do not stop the clock.
+    forced.machines = [{"metadata": {"name": "one"}}]
+    now.seconds += 30
+    await forced.reconcile()
+    forced.machines = []
+    now.seconds += 30
+    await forced.reconcile()
+    assert (forced.gone, forced.events) == (True, ["ForcedDeletion"])
 
 
 class Orphaned(Deleted):

@@ -308,7 +308,7 @@ async def test_without_the_crd_or_the_right_nothing_is_given_and_a_deletion_can_
     assert (blocked.is_outage, blocked.is_unknown) == (True, False), "what was ready stays ready, and machines hear why"
     assert blocked.requeue_after is not None
     assert may_force_delete(FORCED, blocked)
-    assert names.FORCE_DELETE_ANNOTATION in advice(blocked)
+    assert names.FORCE_DELETE_ANNOTATION in advice({"metadata": {}}, blocked)
 
 
 async def test_a_provider_of_one_namespace_uses_no_shared_identity(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,13 @@ from caphv.api import names
 from caphv.api.conditions import rfc3339
 from caphv.api.object import Obj, key_of
 from caphv.api.ownership import Owner, record
-from caphv.runtime.errors import NotFound
+from caphv.runtime.errors import NotFound, RequestError, Unauthorized, Unreachable
 from reconciler import triggers
 from reconciler.blocked import Blocked
 from reconciler.machine import deletion
 from reconciler.machine.addresses import ipamclaims
 from reconciler.machine.addresses.entries import release_addresses
+from reconciler.memory import periods
 from reconciler.triggers import Subscription
 from tests.support.reconciler.machinedeletion import OWN, Client, pool, scope_of, vm_of
 
@@ -57,15 +58,69 @@ async def test_address_whose_reservation_got_no_answer_is_released() -> None:
     assert harvester.allocator.released == ["10.0.0.1"]
 
 
-async def test_force_delete_works_without_a_session() -> None:
+async def test_force_delete_works_without_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = clock(monkeypatch)
     scope, _ = scope_of(session=False, annotations={"caphv.io/force-delete": "true"})
     with pytest.raises(Blocked, match="waiting for the HarvesterCluster to connect"):
         await deletion.delete_machine(scope)
     scope.context.memory.cluster(scope.harvester_cluster).connection_error = "another Harvester"
+    now.seconds += periods.FORCE_DELETE_SECONDS
     await deletion.delete_machine(scope)
 
 
 FORCED = {"caphv.io/force-delete": "true"}
+
+
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time, which passes only in the test."""
+    now = SimpleNamespace(seconds=1000.0)
+    monkeypatch.setattr(periods, "time", SimpleNamespace(monotonic=lambda: now.seconds))
+    return now
+
+
+@pytest.mark.parametrize("error", [Unreachable("reset"), Unauthorized(401, "", "expired")], ids=["reset", "401"])
+async def test_interruption_abandons_nothing(monkeypatch: pytest.MonkeyPatch, error: RequestError) -> None:
+    """`caphv delete --force` sets the annotation while Harvester answers, and guests take a while to stop."""
+    now = clock(monkeypatch)
+    scope, harvester = scope_of(annotations=FORCED, pool=pool("10.0.0.1", "manageme"))
+    events: list[Any] = []
+    scope.context.event = lambda *about: events.append(about)
+    harvester.is_unauthorized = isinstance(error, Unauthorized)
+    harvester.client = Client(refuses=False)
+
+    for _ in range(3):
+        harvester.error = error
+        with pytest.raises(Blocked, match="; force-deleting the machine if that lasts 60 s") as blocked:
+            await deletion.delete_machine(scope)
+        assert blocked.value.requeue_after == 60
+        now.seconds += 59
+        with pytest.raises(Blocked) as blocked:
+            await deletion.delete_machine(scope)
+        assert (blocked.value.requeue_after, blocked.value.warn) == (1, False)
+        # A reconcile that finds Harvester answering begins the wait again.
+        harvester.error = None
+        scope.namespace().instances = Instances({"metadata": {"name": "one"}})
+        with pytest.raises(Blocked, match="to stop"):
+            await deletion.delete_machine(scope)
+        now.seconds += 10
+    assert (events, harvester.allocator.released) == ([], [])
+
+
+async def test_outage_that_lasted_before_the_annotation_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = clock(monkeypatch)
+    scope, harvester = scope_of()
+    harvester.error, harvester.is_unauthorized = Unreachable("no route"), False
+    with pytest.raises(Blocked, match=r'caphv\.io/force-delete: "true"'):
+        await deletion.delete_machine(scope)
+    now.seconds += 60
+    scope.obj["metadata"]["annotations"] = FORCED
+    await deletion.delete_machine(scope)
+
+
+async def test_machine_that_lost_its_cluster_is_forced_at_once() -> None:
+    scope, _ = scope_of(annotations=FORCED)
+    scope.harvester_cluster = None
+    await deletion.delete_machine(scope)
 
 
 async def test_machine_of_an_account_that_may_not_read_waits_until_a_user_force_deletes_it() -> None:
@@ -86,6 +141,9 @@ async def test_event_of_a_force_deletion_names_addresses_that_others_can_get(mon
     async def messages(addresses: list[str], *pools: str) -> str:
         scope, _ = scope_of(session=False, annotations=FORCED)
         scope.context.memory.cluster(scope.harvester_cluster).connection_error = "down"
+        now = clock(monkeypatch)
+        scope.memory.deletion.outage.begin()
+        now.seconds += periods.FORCE_DELETE_SECONDS
         scope.context.ipam = SimpleNamespace(claims=None, addresses=None)
         entries = [{"type": kind, "address": text} for text in addresses for kind in ("InternalIP", "ExternalIP")]
         scope.draft.fields["addresses"] = entries
