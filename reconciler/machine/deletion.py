@@ -9,13 +9,13 @@ from caphv.api import clusterapi, remedies
 from caphv.api.conditions import seconds_since
 from caphv.api.names import FORCE_DELETE_ANNOTATION, OWNER_ANNOTATION, ConditionType, Reason
 from caphv.api.object import SECRETS, Obj, annotations_of, being_deleted, key_of, uid_of
-from caphv.api.ownership import Ownership, ownership_of, recorded_owner
+from caphv.api.ownership import Ownership, has_former_owner, ownership_of, recorded_owner
 from caphv.api.virtualmachine import cloud_init_secret_name
 from caphv.runtime.errors import NotFound
 from reconciler import triggers
 from reconciler.blocked import Blocked
 from reconciler.harvester.views import TargetNamespace
-from reconciler.machine.addresses.entries import release_addresses
+from reconciler.machine.addresses.entries import adopt_marked, release_addresses
 from reconciler.machine.addresses.ipamclaims import describe_released
 from reconciler.machine.adoption import VmOwner, is_another_vm, owner_of_vm
 from reconciler.machine.diskdeletion import delete_disks
@@ -51,6 +51,7 @@ async def delete_machine(scope: MachineScope) -> None:
     runs_elsewhere = vm is not None and not is_ours and not is_another_vm(scope, vm)
 
     if is_ours and vm is not None:
+        await _note_former_owner(scope, vm)
         await back_up_replaced(scope, vm)
     # Remove the member before the VM, because a member without a machine counts for the quorum. Do
     # so after the backup: a server of RKE2 or K3s that restarts meanwhile joins again.
@@ -71,6 +72,18 @@ async def delete_machine(scope: MachineScope) -> None:
     await release_addresses(scope, foreign_vm=not is_ours)
     if vm is not None and runs_elsewhere:
         _report_kept_vm(scope, vm)
+
+
+async def _note_former_owner(scope: MachineScope, vm: Obj) -> None:
+    """Note whose Secret and addresses are deleted with a VM that was not adopted yet.
+
+    After a move they carry the record and the mark of another management cluster, and once the VM
+    no longer exists, nothing proves that they are the machine's.
+    """
+    owner = recorded_owner(vm)
+    scope.memory.deletion.vm_owner = owner
+    if owner and owner.management_cluster != scope.owner.management_cluster:
+        await adopt_marked(scope, owner.management_cluster)
 
 
 def _report_kept_vm(scope: MachineScope, vm: Obj) -> None:
@@ -242,6 +255,8 @@ async def _delete_secret(scope: MachineScope) -> None:
 def _owns_secret(scope: MachineScope, secret: Obj) -> bool:
     """Return whether a cloud-init Secret is deleted with the machine."""
     if ownership_of(secret, scope.owner) is not Ownership.FOREIGN:
+        return True
+    if has_former_owner(secret, scope.obj, scope.owner):
         return True
     # A VM that was deleted before it was adopted has the record of its former owner, and so has
     # its Secret.

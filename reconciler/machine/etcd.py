@@ -113,7 +113,8 @@ def _is_due(scope: MachineScope) -> bool:
     harvester_cluster = scope.harvester_cluster
     if not _has_etcd(scope):
         return False
-    if not scope.draft.is_true(ConditionType.MACHINE_CREATED):
+    # After a move the status is empty, until the machine has adopted its VM.
+    if not scope.draft.is_true(ConditionType.MACHINE_CREATED) and not scope.spec.get("providerID"):
         return False
     # Members do not matter while the whole cluster is deleted.
     if cluster is None or being_deleted(cluster):

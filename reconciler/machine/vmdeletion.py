@@ -7,7 +7,6 @@ import time
 from caphv.api import resources
 from caphv.api.guestparts import hotplugged_claims
 from caphv.api.object import Obj, being_deleted, text_at
-from caphv.api.ownership import recorded_owner
 from caphv.api.virtualmachine import claims_of, deletion_list, listed_claims
 from caphv.runtime.errors import Conflict, Invalid, NotFound, RequestError
 from reconciler import metrics
@@ -74,7 +73,6 @@ async def _request_deletion(scope: MachineScope, namespace: TargetNamespace, vm:
         resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, uid=vm["metadata"]["uid"]
     )
     scope.memory.deletion.vm_deletion_requested = True
-    scope.memory.deletion.vm_owner = recorded_owner(vm)
     if namespace.vms.observe_deletion(scope.target_namespace, scope.name, answer):
         return True
 

@@ -51,7 +51,7 @@ class DeletionMemory:
     vm_deletion_requested: bool = False
     # When VM and instance were found to be deleted. Without it, disks that stay are reported later.
     vm_absent_since: float | None = None
-    # Owner in the record of that VM. Without it, the cloud-init Secret of a VM that was not adopted
+    # Owner in the record of the VM. Without it, the cloud-init Secret of a VM that was not adopted
     # yet stays.
     vm_owner: Owner | None = None
     outage: OutageClock = field(default_factory=OutageClock)

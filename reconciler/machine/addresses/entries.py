@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from caphv.api import ippool, names, resources
 from caphv.api.object import Key, Obj, annotations_of, key_of
-from caphv.api.ownership import record
+from caphv.api.ownership import former_owner, record
 from caphv.runtime.errors import Conflict, Forbidden
 from reconciler import metrics
 from reconciler.harvester import addressplan
@@ -59,7 +59,14 @@ async def release_addresses(scope: MachineScope, *, foreign_vm: bool) -> None:
     # address only in the pool, and a write whose answer was lost may add it later.
     holders = (want.holder for want in wanted_addresses(scope.reservation, scope.spec))
     await scope.session().allocator.settle({scope.reservation, *holders})
-    await _release(scope, _marked_entries(scope) if foreign_vm else await held_entries(scope))
+    former = former_owner(scope.obj, scope.owner)
+    if former and not foreign_vm:
+        # The machine was restored from a backup, and its VM no longer exists.
+        await adopt_marked(scope, former.management_cluster)
+    if foreign_vm:
+        await _release(scope, _marked_entries(scope, cluster_mark(scope)))
+    else:
+        await _release(scope, await held_entries(scope))
 
 
 async def _release(scope: MachineScope, entries: Iterable[Entry]) -> None:
@@ -81,6 +88,19 @@ async def adopt_addresses(scope: MachineScope, former_cluster: str) -> None:
         await allocator.mark(entry.pool, entry.address, cluster_mark(scope))
 
 
+async def adopt_marked(scope: MachineScope, former_cluster: str) -> None:
+    """Mark addresses with the mark of another management cluster as ours, so that we release them.
+
+    Unlike `adopt_addresses`, it leaves out entries without a mark: another machine of this name may
+    hold them.
+
+    :param former_cluster: uid of the other management cluster
+    """
+    allocator = scope.session().allocator
+    for entry in _marked_entries(scope, former_cluster[:_SHORT]):
+        await allocator.mark(entry.pool, entry.address, cluster_mark(scope))
+
+
 async def held_entries(scope: MachineScope) -> list[Entry]:
     """Return all reservations of the machine."""
     entries = list(_entries(scope, scope.owner.management_cluster))
@@ -88,11 +108,11 @@ async def held_entries(scope: MachineScope) -> list[Entry]:
     return [entry for entry in entries if entry.proven or not is_contested]
 
 
-def _marked_entries(scope: MachineScope) -> list[Entry]:
-    """Return all reservations with this management cluster's mark."""
+def _marked_entries(scope: MachineScope, mark: str) -> list[Entry]:
+    """Return all reservations with the mark of a management cluster."""
     entries = []
     for pool in scope.session().pools.store:
-        held = ippool.held_by_machine(pool, scope.reservation, cluster_mark(scope))
+        held = ippool.held_by_machine(pool, scope.reservation, mark)
         entries += [
             Entry(pool["metadata"]["name"], address, holder, is_marked)
             for address, (holder, is_marked) in held.items()

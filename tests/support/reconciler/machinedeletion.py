@@ -36,6 +36,11 @@ class Allocator:
         assert ids == {"team/one"}
         self.store.extend(self.late)
 
+    async def mark(self, pool: str, address: str, cluster: str) -> None:
+        for obj in self.store:
+            if obj["metadata"]["name"] == pool:
+                obj["metadata"]["annotations"][f"addresses.caphv.io/{address}"] = cluster
+
     async def release(self, _pool: str, address: str, *_holder: str) -> bool:
         self.released.append(address)
         return True

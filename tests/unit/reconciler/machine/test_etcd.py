@@ -175,6 +175,7 @@ def scope_of(client: Any, *, seconds: float, **changes: Any) -> Any:
         # By a clock that is hours ahead.
         "obj": {"metadata": {"deletionTimestamp": "2999-01-01T00:00:00Z"}},
         "draft": SimpleNamespace(is_true=lambda _: True),
+        "spec": {},
         "context": SimpleNamespace(workloads=workloads, caches=caches()),
         "in_progress": in_progress,
         "memory": memory,
@@ -315,6 +316,15 @@ def test_no_member_is_asked_when_there_is_nothing_to_do(changes: dict[str, Any])
     client = Silent()
     asyncio.run(remove_etcd_member(scope_of(client, seconds=1, **changes)))
     assert client.asked == 0
+
+
+def test_machine_that_was_moved_has_a_member_before_it_has_a_status() -> None:
+    client = Silent()
+    never_made = SimpleNamespace(is_true=lambda _: False)
+    scope = scope_of(client, seconds=1, draft=never_made, spec={"providerID": "harvester://uid"})
+    with pytest.raises(Blocked):
+        asyncio.run(remove_etcd_member(scope))
+    assert client.asked
 
 
 def test_no_kubeconfig_means_no_etcd() -> None:

@@ -51,6 +51,37 @@ async def test_secret_is_deleted_with_the_vm_only_if_it_belonged_to_it(owner: Ow
     assert harvester.client.deleted == ([SECRET] if deleted else [])
 
 
+async def test_secret_of_a_restored_machine_is_deleted_without_its_vm() -> None:
+    restored = {names.FORMER_OWNER_ANNOTATION: "former-cluster/uid-before"}
+    scope, harvester = scope_of(annotations=restored, pool=pool("10.0.0.1", "former-c"), other=pool("10.0.0.2", "x"))
+    harvester.client = Client(refuses=False, secret=secret_of(FORMER))
+    await deletion.delete_machine(scope)
+    assert harvester.client.deleted == [SECRET]
+    assert harvester.allocator.released == ["10.0.0.1"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_machine_that_was_moved_and_not_adopted_leaves_nothing(restarted: bool) -> None:
+    """Its pools have the mark of the other management cluster, and the provider may restart while the VM stops."""
+    vm = vm_of("one", deleted=restarted)
+    vm["metadata"]["annotations"] |= record(FORMER)
+    vm["spec"]["runStrategy"] = "Halted"
+    scope, harvester = scope_of(pool=pool("10.0.0.1", "former-c"), other=pool("10.0.0.2", "another-"))
+    scope.obj["spec"]["providerID"] = "harvester://uid-one"
+    harvester.client = Client(refuses=False, vm=vm)
+    namespace = scope.namespace()
+    empty = namespace.vms
+    namespace.vms = SimpleNamespace(get=lambda *_: vm, store=[vm], observe_deletion=lambda *_: False)
+    with pytest.raises(Blocked, match="to be deleted"):
+        await deletion.delete_machine(scope)
+
+    namespace.vms = empty
+    harvester.client = Client(refuses=False, secret=secret_of(FORMER))
+    await deletion.delete_machine(scope)
+    assert harvester.client.deleted == [SECRET]
+    assert harvester.allocator.released == ["10.0.0.1"]
+
+
 async def deletion_of(
     *vms: Obj,
     refuses: bool = False,
