@@ -88,15 +88,19 @@ async def _request_deletion(scope: MachineScope, namespace: TargetNamespace, vm:
 async def _list_for_deletion(scope: MachineScope, vm: Obj, claims: list[str]) -> None:
     """Have Harvester delete these claims with the VM.
 
-    Raises `Invalid` if Harvester refuses the list and would delete other volumes with the VM.
+    Raises `Conflict` if the VM has changed or another one has its name now, and `Invalid` if
+    Harvester refuses the list and would delete other volumes with the VM.
     """
     listed = listed_claims(vm)
     if listed == set(claims):
         return
+    # The name alone would give the list to a VM that replaced this one. A patch with another uid is
+    # refused as invalid, one with another version as a conflict.
+    metadata = deletion_list(claims)
+    metadata["resourceVersion"] = vm["metadata"]["resourceVersion"]
     try:
-        patch = {"metadata": deletion_list(claims)}
         await scope.session().client.patch(
-            resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch
+            resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, {"metadata": metadata}
         )
     except Invalid:
         # Harvester refuses any update of a VM that shares a volume with another VM, or whose
