@@ -57,7 +57,8 @@ async def ensure_pool_addresses(scope: MachineScope) -> list[tuple[int, GuestAdd
     refusals: list[addressplan.Refusal] = []
     with scope.subscribe(*topics) as changed:
         for want in wanted:
-            answer = await _allocate(scope, want)
+            with metrics.IPPOOL_ALLOCATION_ERRORS.count_exceptions(RequestError):
+                answer = await _allocate(scope, want)
             if isinstance(answer, addressplan.Refusal):
                 metrics.IPPOOL_ALLOCATION_ERRORS.inc()
                 refusals.append(answer)

@@ -45,7 +45,8 @@ async def ensure_address(scope: MachineScope) -> Network:
     fingerprint = scope.session().fingerprint
     topics = [triggers.pool(fingerprint, pool) for pool in network.pools]
     with scope.subscribe(*topics) as changed:
-        answer = await _allocate(scope, network)
+        with metrics.IPPOOL_ALLOCATION_ERRORS.count_exceptions(RequestError):
+            answer = await _allocate(scope, network)
         if isinstance(answer, addressplan.Refusal):
             metrics.IPPOOL_ALLOCATION_ERRORS.inc()
             is_exhausted = answer.reason is addressplan.RefusalReason.EXHAUSTED

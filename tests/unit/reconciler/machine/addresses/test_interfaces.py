@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from prometheus_client import REGISTRY
 
 from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj
 from caphv.api.ownership import Owner
-from caphv.runtime.errors import Conflict
+from caphv.runtime.errors import Conflict, Forbidden
 from caphv.runtime.queue import WorkQueue
 from reconciler.blocked import Blocked
 from reconciler.harvester import addressplan
@@ -334,3 +335,15 @@ async def test_condition_is_not_true_while_an_address_is_unknown(own: str) -> No
     machine.pools["p"] = missing
     await machine.reconcile()
     assert (machine.recorded, machine.condition["status"]) == (["10.1.0.5"], "True")
+
+
+async def test_write_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuses(*_: object) -> None:
+        raise Forbidden(403, "Forbidden", "may not patch")
+
+    machine = Machine(pool("p"))
+    monkeypatch.setattr(machine, "_allocate", refuses)
+    failures = REGISTRY.get_sample_value("caphv_ippool_allocation_errors_total") or 0
+    with pytest.raises(Forbidden):
+        await machine.reconcile()
+    assert REGISTRY.get_sample_value("caphv_ippool_allocation_errors_total") == failures + 1

@@ -12,12 +12,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from prometheus_client import REGISTRY
 
 from caphv.api.ippool import mark_name
 from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj
 from caphv.api.ownership import Owner
-from caphv.runtime.errors import ApiError, Conflict, Forbidden, ServerFault, Unauthorized, Unreachable
+from caphv.runtime.errors import ApiError, Conflict, Forbidden, RequestError, ServerFault, Unauthorized, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
 from reconciler.blocked import Blocked
@@ -266,6 +267,22 @@ def test_machine_without_a_vm_keeps_an_address_that_its_pools_serve() -> None:
     machine = New(pool(), pool("q", OTHER), configured=("q", "p"))
     machine.reconcile()
     assert machine.holders() == {"p": {ADDRESS: ID}, "q": {}}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Forbidden(403, "Forbidden", "may not patch"),
+        Conflict(409, "Conflict", "modified concurrently"),
+        Unreachable("Harvester does not answer in time"),
+    ],
+)
+def test_write_that_fails_is_counted(error: RequestError) -> None:
+    counters = ("caphv_ippool_allocations_total", "caphv_ippool_allocation_errors_total")
+    before = [REGISTRY.get_sample_value(name) or 0 for name in counters]
+    with pytest.raises(type(error)):
+        New(pool(), error=error).reconcile()
+    assert [REGISTRY.get_sample_value(name) for name in counters] == [count + 1 for count in before]
 
 
 def test_machine_whose_new_pool_does_not_exist_keeps_what_it_has() -> None:
