@@ -15,10 +15,10 @@ from prometheus_client import generate_latest
 
 from caphv.runtime import largebuffers
 from caphv.runtime.httpserver import is_compressed, too_large
+from caphv.runtime.largebodies import LargeBodies
 from caphv.runtime.tlsserver import TLSServer
 from webhooks import metrics
 from webhooks.handler import MAX_BODY, TARGETS, Answer, BadReview, Target, answer, failure
-from webhooks.largebodies import LargeBodies
 from webhooks.rules.cluster import CROSS_NAMESPACE
 
 log = logging.getLogger(__name__)

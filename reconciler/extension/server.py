@@ -8,10 +8,10 @@ of conditions are only in answers to requests with the providerID of the machine
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -19,7 +19,8 @@ from aiohttp import web
 from caphv.api.clusterapi import infrastructure_ref
 from caphv.api.object import Key, Obj, owner_reference
 from caphv.api.resources import CLUSTER_API_GROUP, HARVESTER_MACHINES
-from caphv.runtime.httpserver import is_compressed
+from caphv.runtime.httpserver import is_compressed, too_large
+from caphv.runtime.largebodies import LargeBodies
 from caphv.runtime.text import Limits, TextError, load_json
 from caphv.runtime.tlsserver import TLSServer
 from reconciler.caches import Caches
@@ -27,11 +28,13 @@ from reconciler.extension.hooks import DISCOVERY, Facts, answer, paths
 
 log = logging.getLogger(__name__)
 
-# A request has two objects with two templates each, which are rarely larger than 100 KiB.
+# A request has two objects with two templates each.
 _MAX_BODY = 3 * 1024 * 1024
 _LIMITS = Limits(size=_MAX_BODY, depth=128, nodes=50_000)
-# Requests of at most this number are read at a time, so that they cannot exhaust the memory.
-_CONCURRENT = 4
+# Nearly all requests are smaller and never wait, so that clients which are slow to send one do not
+# delay Cluster API. Larger requests share memory for four of the largest size.
+_LARGE_BODY = 128 * 1024
+_LARGE_BODIES = 4 * _MAX_BODY
 
 
 class ExtensionServer(TLSServer):
@@ -53,7 +56,7 @@ class ExtensionServer(TLSServer):
             machines_of_set=self._machines_of_set,
         )
         self._paths = paths()
-        self._room = asyncio.Semaphore(_CONCURRENT)
+        self._large = LargeBodies(_LARGE_BODIES)
 
     async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
         """Return the answer to a hook, or an error as text."""
@@ -80,15 +83,25 @@ class ExtensionServer(TLSServer):
         if hook != DISCOVERY and not is_filled:
             raise web.HTTPServiceUnavailable(text="the caches are being filled: try again")
 
-        async with self._room:
-            body = await self.read_body(request)
-            try:
-                content = load_json(body, _LIMITS)
-            except TextError as error:
-                raise web.HTTPBadRequest(text=f"the body {error}") from None
+        content = await self._content(request)
         if not isinstance(content, dict):
             raise web.HTTPBadRequest(text="the body is not an object")
         return self._answer(hook, content)
+
+    async def _content(self, request: web.BaseRequest) -> Any:
+        """Read and parse a body. A large one has to wait until there is memory for it."""
+        size = _MAX_BODY if request.content_length is None else request.content_length
+        if size > _MAX_BODY:
+            raise too_large(_MAX_BODY)
+        if size <= _LARGE_BODY:
+            return _parsed(await self.read_body(request))
+
+        try:
+            async with self._large.room(size, self.body_seconds):
+                return _parsed(await self.read_body(request))
+        except TimeoutError:
+            message = "too many large requests at a time: try again"
+            raise web.HTTPTooManyRequests(text=message) from None
 
     def _answer(self, hook: str, request: Obj) -> web.Response:
         """Return the answer to a request of a hook, and log its message."""
@@ -117,3 +130,11 @@ class ExtensionServer(TLSServer):
                 cached = self._caches.harvester_machines.get(key.namespace, name)
                 machines.append(cached or {"metadata": {"name": name}})
         return machines
+
+
+def _parsed(body: bytearray) -> Any:
+    """Return the content of a body. Raises `web.HTTPBadRequest`."""
+    try:
+        return load_json(body, _LIMITS)
+    except TextError as error:
+        raise web.HTTPBadRequest(text=f"the body {error}") from None

@@ -154,6 +154,37 @@ async def test_wrong_requests_are_refused_and_the_next_is_answered(
         assert (status, len(answer["handlers"])) == (200, 3)
 
 
+@pytest.mark.parametrize("size", [100, 1_000_000], ids=["small", "large"])
+async def test_slow_clients_do_not_delay_others(tmp_path: Path, size: int) -> None:
+    """Cluster API gives a hook ten seconds, and stops all rollouts when discovery fails."""
+    async with serving(tmp_path, Cache(), Cache()) as session:
+        url = session._base_url
+        assert url is not None
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        writers = []
+        for _ in range(30):
+            _, writer = await asyncio.open_connection("127.0.0.1", url.port, ssl=context)
+            head = f"POST {SET} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n{{"
+            writer.write(head.encode())
+            await writer.drain()
+            writers.append(writer)
+        try:
+            async with asyncio.timeout(3):
+                assert (await ask(session, f"{ROOT}/discovery", {}))[0] == 200
+        finally:
+            for writer in writers:
+                writer.close()
+
+
+async def test_large_request_that_gets_no_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reconciler.extension.server._LARGE_BODIES", 100 * 1024)
+    monkeypatch.setattr(ExtensionServer, "body_seconds", 0.1)
+    async with serving(tmp_path, Cache(), Cache()) as session:
+        status, answer = await ask(session, SET, {"current": {"a": "x" * 150 * 1024}})
+        assert (status, answer) == (429, "too many large requests at a time: try again")
+
+
 async def test_other_methods_and_encodings_are_refused(tmp_path: Path) -> None:
     async with serving(tmp_path, Cache(), Cache()) as session:
         async with session.get(f"{ROOT}/discovery") as response:

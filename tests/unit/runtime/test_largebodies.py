@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from caphv.runtime.largebodies import LargeBodies
 from tests.support.waiting import until
-from webhooks.largebodies import LargeBodies
 
 pytestmark = pytest.mark.virtual_time
 
