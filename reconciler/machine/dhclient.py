@@ -30,13 +30,18 @@ case "$reason" in
 PREINIT)
   ip link set dev "$interface" up
   ;;
-BOUND|RENEW|REBIND|REBOOT)
+BOUND|RENEW|REBIND|REBOOT|TIMEOUT)
   if [ -n "$old_ip_address" ] && [ "$old_ip_address" != "$new_ip_address" ]; then
     ip -4 address flush dev "$interface" scope global
   fi
   [ -z "$new_interface_mtu" ] || ip link set dev "$interface" mtu "$new_interface_mtu"
   ip -4 address replace "$new_ip_address/$(bits "$new_subnet_mask")" dev "$interface"
   router=$(echo "$new_routers" | cut -d ' ' -f 1)
+  # No server has answered. dhclient keeps the recorded lease if this script finds it valid.
+  if [ "$reason" = TIMEOUT ] && [ -n "$router" ] && ! ping -q -c 1 -w 3 "$router"; then
+    ip -4 address flush dev "$interface" scope global
+    exit 1
+  fi
   if [ -n "$router" ] && [ -z "$(ip -4 route show default)" ]; then
     ip -4 route add default via "$router" dev "$interface"
   fi
@@ -70,10 +75,10 @@ def boot_commands(interfaces: Iterable[str]) -> list[str]:
 
 
 def _request_command(interface: str) -> str:
-    # With -1, dhclient makes only one attempt before it leaves the foreground, so that the boot
-    # does not wait forever for a missing server.
+    # Without a server, dhclient leaves the foreground after a minute, so that the boot continues,
+    # and asks again every few minutes. With -1 it would end instead.
     files = f"-lf {_LEASES}/dhclient-{interface}.lease -pf /run/dhclient-{interface}.pid"
     return (
         f"[ ! -e /sys/class/net/{interface} ] || ip -4 address show dev {interface} scope global | "
-        f"grep -q inet || dhclient -1 -sf {_SCRIPT} {files} {interface}"
+        f"grep -q inet || dhclient -sf {_SCRIPT} {files} {interface}"
     )

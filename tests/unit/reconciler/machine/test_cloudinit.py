@@ -1,6 +1,9 @@
 import base64
 import gzip
 import json
+import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.ownership import Owner
+from reconciler.machine import dhclient
 from reconciler.machine.cloudinit import cloud_init_secret, kubeconfig_file, userdata
 from reconciler.machine.cloudinityaml import CloudInitError
 from reconciler.machine.network import StaticAddress
@@ -385,3 +389,49 @@ def test_a_template_that_cloud_init_would_refuse_names_line_and_mark() -> None:
     with pytest.raises(CloudInitError, match=r"Jinja template, and \{# in line 2, counted after its header"):
         userdata(data)
     assert "{#HOME}" in userdata(data.replace("## template: jinja\n", ""))
+
+
+# The DHCP client of guests whose own one drops answers
+
+
+def run_script(folder: Path, reason: str, *, answers: bool, **lease: str) -> tuple[int, list[str]]:
+    """Run the script of dhclient with stubs of `ip` and `ping`; its exit status, and the commands that it ran."""
+    install = dhclient.boot_commands(["eth0"])[0]
+    text = install.partition("<<'CAPHV'\n")[2].partition("CAPHV\n")[0]
+    (folder / "script").write_text(text)
+    log = folder / "log"
+    log.write_text("")
+    for name, status in (("ip", 0), ("ping", 0 if answers else 1)):
+        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {log}\nexit {status}\n')
+        (folder / name).chmod(0o755)
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "interface": "eth0", "reason": reason, **lease}
+    done = subprocess.run(["/bin/sh", str(folder / "script")], env=environment, capture_output=True, check=False)
+    assert done.stderr == b""
+    return done.returncode, log.read_text().splitlines()
+
+
+LEASE = {"new_ip_address": "10.0.0.7", "new_subnet_mask": "255.255.255.0", "new_routers": "10.0.0.1 10.0.0.2"}
+SET, FLUSH = "ip -4 address replace 10.0.0.7/24 dev eth0", "ip -4 address flush dev eth0 scope global"
+ROUTE = "ip -4 route add default via 10.0.0.1 dev eth0"
+
+
+def test_recorded_lease_is_used_while_no_server_answers(tmp_path: Path) -> None:
+    status, commands = run_script(tmp_path, "TIMEOUT", answers=True, **LEASE)
+    assert (status, commands[0], commands[-1]) == (0, SET, ROUTE)
+    status, commands = run_script(tmp_path, "TIMEOUT", answers=False, **{**LEASE, "new_routers": ""})
+    assert (status, commands) == (0, [SET])
+
+
+def test_recorded_lease_of_another_network_is_refused(tmp_path: Path) -> None:
+    status, commands = run_script(tmp_path, "TIMEOUT", answers=False, **LEASE)
+    assert (status, commands) == (1, [SET, "ping -q -c 1 -w 3 10.0.0.1", FLUSH])
+
+
+def test_lease_of_a_server_needs_no_router_that_answers(tmp_path: Path) -> None:
+    status, commands = run_script(tmp_path, "BOUND", answers=False, **LEASE)
+    assert (status, commands[0], commands[-1]) == (0, SET, ROUTE)
+
+
+def test_dhclient_does_not_give_up_when_no_server_answers() -> None:
+    (_, request) = dhclient.boot_commands(["eth0"])
+    assert " -1 " not in request
