@@ -16,6 +16,7 @@ from caphv.api.conditions import seconds_since
 from caphv.api.object import NODES, Obj, labels_of, text_at, uid_of
 from caphv.runtime.errors import (
     Conflict,
+    Forbidden,
     Invalid,
     NotFound,
     RequestError,
@@ -34,6 +35,8 @@ UNREACHABLE_SECONDS = 60.0
 
 It is silent, for example, during a migration of its only machine.
 """
+# Seconds until a refused change of the machine's providerID is tried again.
+_REFUSED_SECONDS = 300.0
 
 
 def initialization(node: Obj, provider_id: str) -> list[dict[str, object]]:
@@ -89,7 +92,8 @@ def labelling(node: Obj, labels: dict[str, str]) -> list[dict[str, object]]:
 async def set_provider_id(scope: ProvisioningScope, vm: Obj, vmi: Obj) -> str:
     """Set `spec.providerID` of the HarvesterMachine, and return it.
 
-    Also writes an annotation that proves which VM the machine has.
+    Also writes an annotation that proves which VM the machine has. A refused change is reported,
+    and the machine keeps its present providerID: no other step depends on the new one.
 
     :param vmi: the instance of the VM, empty if there is none
     """
@@ -106,7 +110,15 @@ async def set_provider_id(scope: ProvisioningScope, vm: Obj, vmi: Obj) -> str:
     if machine_id != provider_id:
         annotations = vm_proof(provider_id, vm)
         metadata = {"annotations": annotations}
-        await scope.patch({"metadata": metadata, "spec": {"providerID": provider_id}})
+        try:
+            await scope.patch({"metadata": metadata, "spec": {"providerID": provider_id}})
+        except (Forbidden, Invalid) as error:
+            if not machine_id:
+                raise
+            scope.requeue_in(_REFUSED_SECONDS)
+            message = f"cannot write providerID {provider_id} of Node {scope.name}: {error}"
+            scope.warning_event("NodeInitializationFailed", message)
+            return str(machine_id)
     return provider_id
 
 

@@ -181,8 +181,9 @@ def _external_endpoint_immutable(subject: Subject) -> Iterator[Finding]:
     "provider-id-immutable",
     (MACHINE,),
     "`providerID` must not change once it is set: Machine and Node carry it, too. The ID that the "
-    "controller derived from the VM's UID may be replaced by that of the Node. Annotation "
-    "`caphv.io/adopt`, which assigns another VM to a machine, allows a change.",
+    "controller derived from the VM's UID may be replaced by that of the Node, and another ID by "
+    "the one with the VM's UID. Annotation `caphv.io/adopt`, which assigns another VM to a "
+    "machine, allows a change.",
     "providerID",
     before='providerID: "harvester://a"',
     example='providerID: "harvester://b"',
@@ -193,10 +194,12 @@ def _provider_id_immutable(subject: Subject) -> Iterator[Finding]:
 
     new = subject.spec.at("providerID")
     old = subject.old.spec.at("providerID")
-    # After the controller has derived an ID from the VM's UID, the cloud provider in the workload
-    # cluster may give the Node another ID.
+    # The controller writes the Node's ID. After it has derived one from the VM's UID, the cloud
+    # provider in the workload cluster may give the Node another one. Once that provider is
+    # disabled, the Node may register again with the ID of the VM.
     vm_uid = subject.old.obj.at("status", "virtualMachine", "uid").text
-    is_replaced = new.text and vm_uid and old.text == f"{names.PROVIDER_ID_PREFIX}{vm_uid}"
+    vm_id = f"{names.PROVIDER_ID_PREFIX}{vm_uid}"
+    is_replaced = new.text and vm_uid and vm_id in (old.text, new.text)
 
     if old.text and new.value != old.value and not is_replaced:
         yield new.forbidden("is immutable once it is set: Machine and Node carry it as well")

@@ -16,6 +16,7 @@ from caphv.runtime.queue import WorkQueue
 from reconciler.blocked import Blocked, Cause
 from reconciler.context import Context
 from reconciler.machine import controller
+from reconciler.machine.scope import MachineScope
 from reconciler.memory.store import Memory
 from reconciler.statusdraft import StatusDraft
 from reconciler.triggers import Topics, Watched
@@ -137,6 +138,22 @@ async def test_machine_with_a_running_vm_gets_ready_and_its_node_is_tried_once_a
         await machine.reconcile()
     assert machine.obj["status"]["ready"]
     assert machine.patches == 1
+
+
+async def test_refused_provider_id_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Node has registered with another ID, and the VM is paused."""
+
+    async def refuse(*_: Any) -> None:
+        raise Forbidden(403, "Forbidden", "providerID is immutable")
+
+    monkeypatch.setattr(MachineScope, "patch", refuse)
+    monkeypatch.setitem(NODE["spec"], "providerID", "k3s://one")
+    machine = Machine(Unreachable("no route"), {"printableStatus": "Paused"}, ready=True)
+    with pytest.raises(Unreachable):
+        await machine.reconcile()
+    assert "the VM is paused" in machine.reason_and_message()[1]
+    assert any("cannot write providerID k3s://one of Node one" in event for event in machine.events)
+    assert machine.patches == 1, "the taint is removed"
 
 
 async def test_webhook_that_does_not_answer_is_what_a_new_machine_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

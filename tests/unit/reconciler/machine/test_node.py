@@ -11,9 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Key, Obj
-from caphv.runtime.errors import ApiError, Conflict, Invalid, Unreachable, error_from
+from caphv.runtime.errors import ApiError, Conflict, Forbidden, Invalid, Unreachable, error_from
 from reconciler.machine import node as node_module
-from reconciler.machine.node import UNREACHABLE_SECONDS, initialization, initialize_node, labelling, topology
+from reconciler.machine.node import (
+    UNREACHABLE_SECONDS,
+    initialization,
+    initialize_node,
+    labelling,
+    set_provider_id,
+    topology,
+)
 from reconciler.memory.machine import MachineMemory
 
 pytestmark = pytest.mark.unit
@@ -129,6 +136,24 @@ async def test_node_that_has_all_is_not_patched() -> None:
     scope, reported = scope_with(error_from(500, {}), node({ZONE: "a"}, providerID="harvester://1"))
     await initialize_node(scope, "harvester://1")
     assert (scope.context.workloads.patches, reported) == (0, [])
+
+
+@pytest.mark.parametrize(("present", "kept"), [("k3s://one", True), ("", False)])
+async def test_refused_provider_id_ends_no_reconcile_of_a_machine_that_has_one(present: str, kept: bool) -> None:
+    async def refuse(_patch: Obj) -> None:
+        raise Forbidden(403, "Forbidden", "spec.providerID is immutable")
+
+    scope, reported = scope_with(error_from(500, {}), node(providerID="rke2://one"))
+    delays: list[float] = []
+    scope.spec, scope.patch, scope.requeue_in = {"providerID": present}, refuse, delays.append
+    vm = {"metadata": {"name": "one", "uid": "vm"}}
+    if kept:
+        assert await set_provider_id(scope, vm, {}) == present
+        message = "cannot write providerID rke2://one of Node one: spec.providerID is immutable"
+        assert (reported, len(delays)) == ([f"NodeInitializationFailed: {message}"], 1)
+    else:
+        with pytest.raises(Forbidden):
+            await set_provider_id(scope, vm, {})
 
 
 def scope_with(error: ApiError | Unreachable, found: Obj) -> tuple[Any, list[str]]:
