@@ -3,6 +3,10 @@
 When the cloud provider of a guest requests a load balancer, Harvester finds the VMs by the name of
 the cluster. A second cluster with the same name would be created without error, but its Services of
 type LoadBalancer would never get an address.
+
+If the other cluster belongs to another management cluster, it may even have the same namespace.
+Then our label cannot tell their VMs apart, and the load balancer of each control plane would
+select the VMs of both.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Iterator
 from caphv.api.labels import cluster_label
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, at, key_of, labels_of
+from caphv.api.ownership import recorded_owner, wants_adoption
 from reconciler.blocked import Blocked
 from reconciler.caches import cluster_name
 from reconciler.cluster.scope import ClusterScope
@@ -37,6 +42,7 @@ def require_unique_name(scope: ClusterScope) -> None:
             "Harvester, too, which then gives LoadBalancer Services of one of them no address: "
             "recreate this cluster with another name or targetNamespace",
             Watched.SELF,
+            Watched.MACHINES,
             Delay(_RECHECK),
             warn=True,
         )
@@ -59,6 +65,23 @@ def _holders(scope: ClusterScope) -> Iterator[str]:
     for vm in scope.namespace().vms.store.by_index("guest", guest_cluster_name(scope.cluster_key)):
         if labels_of(vm).get(CLUSTER_LABEL, label) != label:
             yield f"the cluster of VirtualMachine {key_of(vm)}"
+        elif owner := _other_owner(scope, vm):
+            yield f"the cluster of VirtualMachine {key_of(vm)} ({owner})"
+
+
+def _other_owner(scope: ClusterScope, vm: Obj) -> str:
+    """Return to what a VM with this cluster's label belongs, empty if it may become ours.
+
+    A cluster without machines gets here, so machines that were moved or restored exist no longer.
+    """
+    owner = recorded_owner(vm)
+    if owner is None or wants_adoption(scope.obj):
+        return ""  # The Go provider created it, or a user wants this cluster to adopt it.
+    name = f"{owner.kind} {owner.namespace}/{owner.name}"
+    if owner.management_cluster != scope.context.management_cluster:
+        return f"{name} of another management cluster"
+    exists = scope.context.caches.harvester_machines.get(owner.namespace, owner.name)
+    return "" if exists else f"{name}, which no longer exists"
 
 
 def _is_first(other: Obj, obj: Obj) -> bool:

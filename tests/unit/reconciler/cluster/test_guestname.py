@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from caphv.api.names import GUEST_CLUSTER_LABEL
+from caphv.api.names import ADOPT_ANNOTATION, GUEST_CLUSTER_LABEL
 from caphv.api.object import SERVICES, Obj
+from caphv.api.ownership import Owner, record
 from reconciler.machine.placement import CLUSTER_LABEL
 from tests.support.reconciler.memorycase import INFRASTRUCTURE, TARGET, MemoryCase
 
@@ -32,9 +33,11 @@ def add_other(
     case.management.put({**obj, "spec": {"targetNamespace": target}, "status": status or {}})
 
 
-def add_vm(case: MemoryCase, owner: str) -> None:
-    labels = {GUEST_CLUSTER_LABEL: "demo", CLUSTER_LABEL: owner}
-    metadata = {"name": "theirs", "namespace": TARGET, "labels": labels}
+def add_vm(case: MemoryCase, label: str, owner: Owner | None = None) -> None:
+    labels = {GUEST_CLUSTER_LABEL: "demo", CLUSTER_LABEL: label}
+    metadata: Obj = {"name": "theirs", "namespace": TARGET, "labels": labels}
+    if owner:
+        metadata["annotations"] = record(owner)
     case.harvester.put({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": metadata, "spec": {}})
 
 
@@ -81,6 +84,49 @@ async def test_name_of_a_vm_of_another_management_cluster_is_refused(monkeypatch
     await case.reconcile()
     assert case.condition("InfrastructureReady") == ("False", "ClusterNameTaken")
     assert ("Warning", "ClusterNameTaken") in case.events
+
+
+OTHER_MANAGEMENT = Owner("HarvesterMachine", "team", "theirs", "their-uid", "another-management-uid")
+NO_LONGER_HERE = Owner("HarvesterMachine", "team", "theirs", "their-uid", "management-uid")
+
+
+@pytest.mark.parametrize("owner", [OTHER_MANAGEMENT, NO_LONGER_HERE], ids=["elsewhere", "left behind"])
+async def test_name_of_a_vm_with_our_label_and_another_owner_is_refused(
+    monkeypatch: pytest.MonkeyPatch, owner: Owner
+) -> None:
+    """Our label names no management cluster, and the load balancer would select the VM as a backend."""
+    case = MemoryCase(monkeypatch)
+    add_vm(case, "team.demo", owner)
+    await case.reconcile()
+    assert case.condition("InfrastructureReady") == ("False", "ClusterNameTaken")
+    assert case.harvester.stored(SERVICES) == []
+
+
+async def test_cluster_that_is_to_adopt_gets_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = MemoryCase(monkeypatch)
+    metadata = {**case.obj["metadata"], "annotations": {ADOPT_ANNOTATION: "true"}}
+    case.management.put({**case.obj, "metadata": metadata})
+    add_vm(case, "team.demo", OTHER_MANAGEMENT)
+    await case.reconcile()
+    assert len(case.harvester.stored(SERVICES)) == 1
+
+
+async def test_vm_of_a_machine_that_exists_takes_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = MemoryCase(monkeypatch)
+    metadata = {"name": "theirs", "namespace": "team", "uid": "their-uid"}
+    case.management.put({"apiVersion": INFRASTRUCTURE, "kind": "HarvesterMachine", "metadata": metadata, "spec": {}})
+    add_vm(case, "team.demo", NO_LONGER_HERE)
+    await case.reconcile()
+    assert len(case.harvester.stored(SERVICES)) == 1
+
+
+async def test_moved_cluster_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A move loses its status, and its VMs have the record of the former management cluster until it adopts them."""
+    case = MemoryCase(monkeypatch)
+    case.add_machine("theirs")
+    add_vm(case, "team.demo", OTHER_MANAGEMENT)
+    await case.reconcile()
+    assert len(case.harvester.stored(SERVICES)) == 1
 
 
 @pytest.mark.parametrize(
