@@ -49,9 +49,10 @@ class RotatedIdentity:
 
     @property
     def previous(self) -> str:
-        """Secret on Harvester that an interrupted rotation left."""
+        """Secret on Harvester that an interrupted rotation left, empty for none."""
         annotation = at(self.secret, "metadata", "annotations", PREVIOUS_TOKEN_ANNOTATION)
-        return str(annotation or "")
+        # The annotation stays if a user puts the former token back, which is then in use.
+        return "" if annotation == self.token.secret else str(annotation or "")
 
 
 async def read_identity(client: ApiClient, key: Key) -> RotatedIdentity:
@@ -59,7 +60,7 @@ async def read_identity(client: ApiClient, key: Key) -> RotatedIdentity:
 
     Raises `IdentityError`, `ApiError`, `Unreachable`.
     """
-    identity = _parse_identity(key, await client.get(SECRETS, key.name, key.namespace))
+    identity = parse_identity(key, await client.get(SECRETS, key.name, key.namespace))
 
     # The account of a user may be limited to one namespace.
     try:
@@ -76,7 +77,7 @@ async def read_identity(client: ApiClient, key: Key) -> RotatedIdentity:
     return replace(identity, clusters=users, sharing=sharing, unread=unread)
 
 
-def _parse_identity(key: Key, secret: Obj) -> RotatedIdentity:
+def parse_identity(key: Key, secret: Obj) -> RotatedIdentity:
     """Return the identity of a Secret, without what depends on it. Raises `IdentityError`."""
     if secret.get("type") == SECRET_TYPE:
         raise IdentityError(

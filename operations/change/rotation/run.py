@@ -26,7 +26,12 @@ from caphv.runtime.errors import (
     Unreachable,
 )
 from caphv.runtime.kubeconfig import KubeconfigError, parse_kubeconfig
-from operations.change.rotation.identity import CLIENT_OPTIONS, RotatedIdentity
+from operations.change.rotation.identity import (
+    CLIENT_OPTIONS,
+    IdentityError,
+    RotatedIdentity,
+    parse_identity,
+)
 from operations.change.rotation.plan import RotationPlan
 from operations.change.rotation.preflight import ADMINISTRATOR_HINT, describe_missing
 from operations.doctor import rights
@@ -95,6 +100,7 @@ class Rotation:
             if self.plan.clusters:
                 await asyncio.sleep(_SETTLE_SECONDS)
             await self._verify_connections()
+            await self._verify_unused()
             await self._delete_former_token(content)
             self.report(f"deleted the former token, Secret {self.plan.deletes}")
 
@@ -211,6 +217,25 @@ class Rotation:
             raise LostConnectionError(
                 f"The former token stays valid: {', '.join(lost)} lost the connection. Run this "
                 "again once it is back."
+            )
+
+    async def _verify_unused(self) -> None:
+        """Check that the identity does not have the former token, which a user may have put back.
+
+        That may have happened since it was read, for example before the user confirmed the plan.
+        """
+        key = self.identity.key
+        try:
+            identity = parse_identity(
+                key, await self.management.get(SECRETS, key.name, key.namespace)
+            )
+        except (IdentityError, RequestError) as error:
+            raise RotationError(
+                f"the former token stays valid: Secret {key} cannot be read again: {error}"
+            ) from None
+        if identity.token.secret == self.plan.deletes:
+            raise RotationError(
+                f"the former token stays valid, because Secret {key} has it again: run this again"
             )
 
     async def _delete_former_token(self, content: str) -> None:

@@ -164,6 +164,50 @@ async def test_an_interrupted_rotation_is_completed_without_another_token(server
     assert server.identity["data"]["kubeconfig"] == written
 
 
+async def test_former_token_that_a_user_has_put_back_is_replaced_like_any_other(server: Server) -> None:
+    """The annotation of the interrupted rotation stays on the Secret, and names the token that is in use."""
+    before = dict(server.identity["data"])
+    server.fail = failing("delete", SECRETS, FORBIDDEN)
+    assert await rotate(server)
+    server.identity["data"] = dict(before)
+    assert server.identity["metadata"]["annotations"] == {PREVIOUS_TOKEN_ANNOTATION: "caphv-token"}
+    server.fail = lambda *_: None
+    assert (await rotate(server), server.deleted) == ("", ["caphv-token"])
+    assert server.identity["data"] != before, "the token that was deleted is no longer in use"
+    assert server.identity["metadata"]["annotations"] == {}
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+async def test_former_token_that_is_put_back_meanwhile_is_not_deleted(
+    server: Server, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    before = dict(server.identity["data"])
+    if interrupted:
+        server.fail = failing("delete", SECRETS, FORBIDDEN)
+        assert await rotate(server)
+
+    async def put_back(_: float) -> None:
+        server.identity["data"] = dict(before)
+
+    server.fail = lambda *_: None
+    monkeypatch.setattr(run, "asyncio", SimpleNamespace(sleep=put_back))
+    assert "the former token stays valid, because Secret team-a/identity has it again" in await rotate(server)
+    assert (server.deleted, server.identity["data"]) == ([], before)
+
+
+async def test_former_token_stays_if_the_secret_cannot_be_read_again(server: Server) -> None:
+    reads = iter([None, SILENT])
+
+    def fail(verb: str, resource: Resource, name: str) -> None:
+        error = next(reads) if (verb, resource, name) == ("get", SECRETS, "identity") else None
+        if error:
+            raise error
+
+    server.fail = fail
+    expected = "the former token stays valid: Secret team-a/identity cannot be read again: https://server: no answer"
+    assert (await rotate(server), server.deleted) == (expected, [])
+
+
 async def test_token_of_another_harvester_is_not_written(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     other = Server()
     other.uid = "another"
