@@ -74,8 +74,11 @@ def awaits_confirmation(cluster: Obj) -> bool:
 
 
 def is_moving(cluster: Obj) -> bool:
-    """Return whether `caphv move` is moving the Cluster. Nothing else may end its pause then."""
-    return MOVING_ANNOTATION in annotations_of(cluster)
+    """Return whether `caphv move` is moving the Cluster. Nothing else may end its pause then.
+
+    A user who gives up a move ends the pause, and may leave the annotation.
+    """
+    return MOVING_ANNOTATION in annotations_of(cluster) and bool(at(cluster, "spec", "paused"))
 
 
 def is_restoring_etcd(cluster: Obj) -> bool:
@@ -103,13 +106,14 @@ def begin(cluster: Obj, since: str) -> Obj:
 
     :param since: when parking began
     """
-    annotations = {PARKED_SINCE_ANNOTATION: since}
+    annotations: dict[str, str | None] = {PARKED_SINCE_ANNOTATION: since}
     if at(cluster, "spec", "paused"):
         return {"metadata": {"annotations": annotations}}
-    return {
-        "metadata": {"annotations": annotations | {PAUSED_BY_PARK_ANNOTATION: "true"}},
-        "spec": {"paused": True},
-    }
+    annotations[PAUSED_BY_PARK_ANNOTATION] = "true"
+    if MOVING_ANNOTATION in annotations_of(cluster):
+        # With this pause, the annotation of a move that was given up would count again.
+        annotations[MOVING_ANNOTATION] = None
+    return {"metadata": {"annotations": annotations}, "spec": {"paused": True}}
 
 
 def finish(cluster: Obj) -> Obj:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from caphv.api import names, parking, remedies
-from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of, list_at, text_at
+from caphv.api.object import Key, Obj, at, being_deleted, key_of, list_at, text_at
 from caphv.runtime.text import TextError, load_yaml
 from operations.change.changes import ChangeError
 from operations.change.etcdnodes import EtcdNodes, node_name
@@ -69,7 +69,7 @@ def _refusals(cluster: Obj) -> Iterator[str]:
         yield "the Cluster is being deleted: wait for its end"
     if parking.concerns(cluster):
         yield f"the Cluster is parked: resume it: {remedies.RESUME_PARKED(ref=key_of(cluster))}"
-    if names.MOVING_ANNOTATION in annotations_of(cluster):
+    if parking.is_moving(cluster):
         yield "the Cluster is being moved: complete the move, and restore it there"
 
 

@@ -201,7 +201,7 @@ def _park_refusals(parts: Parts) -> Iterator[_Refusal]:
     cluster = parts.cluster
     if being_deleted(cluster):
         yield _Refusal("it is being deleted", "Wait for its end")
-    if names.MOVING_ANNOTATION in annotations_of(cluster):
+    if parking.is_moving(cluster):
         yield _Refusal(
             "it is being moved to another management cluster",
             "Complete the move, and park it there",

@@ -276,9 +276,18 @@ def test_the_clock_of_this_computer_may_differ(skew: timedelta) -> None:
 def test_a_cluster_that_is_moved_or_deleted_is_never_restored(metadata: Obj) -> None:
     builder = three()
     builder.cluster["metadata"] |= metadata
+    builder.cluster["spec"]["paused"] = True
     parts, cluster = parts_of(builder)
     with pytest.raises(ChangeError, match="the Cluster is being"):
         begin_checks(parts, cluster, Restore(NAME, True, "cp-1"), None, "")
+
+
+def test_a_cluster_whose_move_was_given_up_is_restored() -> None:
+    """Its pause has ended. The annotation may stay."""
+    builder = three()
+    builder.cluster["metadata"]["annotations"] = {"caphv.io/moving-to": "x"}
+    parts, cluster = parts_of(builder)
+    begin_checks(parts, cluster, Restore(NAME, True, "cp-1"), None, "")
 
 
 AFTER = {"cp-1": "cp-1-5e6f", "cp-2": "cp-2-3c4d"}

@@ -112,6 +112,7 @@ def _delete(builder: Builder) -> None:
 
 def _move(builder: Builder) -> None:
     annotate(builder.cluster, moving_to="x")
+    builder.cluster["spec"]["paused"] = True
 
 
 def _restore(builder: Builder) -> None:

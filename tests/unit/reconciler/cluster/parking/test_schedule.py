@@ -183,6 +183,27 @@ async def test_a_parked_cluster_that_is_restored_or_moved_stays_as_it_is(
     assert case.condition("Parked") == (("False", "ParkBlocked") if is_restored else ("", ""))
 
 
+@pytest.mark.parametrize("former", [{}, PARKED], ids=["running", "parked"])
+async def test_a_cluster_whose_move_was_given_up_follows_its_schedule(
+    monkeypatch: pytest.MonkeyPatch, former: dict[str, str]
+) -> None:
+    """A user has ended its pause, and left the annotation, which must not count with the pause of parking."""
+    monkeypatch.setattr(controller, "datetime", Clock)
+    monkeypatch.setattr(Clock, "current", NIGHT)
+    case = await ready(monkeypatch)
+    add_vm(case, "RerunOnFailure")
+    annotate(case, SCHEDULE | former | MOVING)
+    for _ in range(3):
+        await case.reconcile()
+    assert strategy_of(case) == "Halted"
+    assert case.cluster["spec"]["paused"] is True
+    assert MOVING_ANNOTATION not in annotations_of(case.cluster)
+
+    annotate(case, {**annotations_of(case.cluster), PARK_ANNOTATION: "false"}, paused=True)
+    await case.reconcile()
+    assert strategy_of(case) == "RerunOnFailure"
+
+
 @pytest.mark.parametrize("wanted", [{PARK_ANNOTATION: "true"}, RECORDED], ids=["by hand", "by schedule"])
 async def test_vms_of_a_cluster_whose_etcd_is_restored_keep_running(
     monkeypatch: pytest.MonkeyPatch, wanted: dict[str, str]
