@@ -136,7 +136,6 @@ async def _take(scope: ClusterScope, observed: Observation, step: Step) -> bool:
     if step.action is not Action.FINISH:
         return True
 
-    scope.memory.parking.drain_since = None
     scope.memory.parking.resume_since = None
     scope.memory.parking.returned_since = None
     scope.memory.parking.started_at.clear()

@@ -107,9 +107,12 @@ async def observe(scope: ClusterScope) -> Observation:
 
 def read_record(scope: ClusterScope) -> Observation:
     """Return the part of the observation that comes from the Cluster alone."""
+    is_wanted = parking.is_wanted(scope.cluster)
+    if not is_wanted:
+        scope.memory.parking.drain_since = None  # the next drain gets all its time
     return Observation(
         ClusterState(
-            is_wanted=parking.is_wanted(scope.cluster),
+            is_wanted=is_wanted,
             has_begun=parking.has_begun(scope.cluster),
             is_paused=bool(at(scope.cluster, "spec", "paused")),
             is_deleted=being_deleted(scope.cluster),

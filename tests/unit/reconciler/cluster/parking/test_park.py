@@ -150,6 +150,26 @@ async def test_nodes_that_a_webhook_keeps_delay_parking_for_a_bounded_time(monke
     assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
 
 
+async def test_workers_are_drained_again_after_a_park_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch)
+    park(case)
+    for name in ("cp", "w"):
+        add_vm(case, name, control_plane=name == "cp")
+        add_node(case, name, unschedulable=False)
+    case.workload.errors["patch Node cp"] = REFUSED
+    await case.reconcile()
+    assert case.scope().memory.parking.drain_since is not None
+    case.scope().memory.parking.drain_since = time.monotonic() - 200
+
+    resume(case)
+    await case.reconcile()
+    assert PARKED_SINCE_ANNOTATION in annotations_of(case.cluster), "it is still being resumed"
+    park(case)
+    await case.reconcile()
+    assert is_cordoned(case, "w")
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
+
+
 @pytest.mark.parametrize("strategy", ["RerunOnFailure", "Halted"])
 async def test_a_request_that_fails_is_reported_and_repeated(monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
     case = await ready(monkeypatch)
