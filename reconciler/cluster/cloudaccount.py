@@ -2,7 +2,8 @@
 
 All of them have the Cluster's name (contract). Another cluster or an unrelated object may have that
 name, because bindings are cluster-scoped on Harvester, and a Cluster can be called `default` or
-`cluster-admin`. Then a hash of the HarvesterCluster's uid makes the name unique.
+`cluster-admin`. Then a hash of the HarvesterCluster's uid makes the name unique. After a move or
+restore, that is the former uid: guests may have a token of that account that never expires.
 
 If `caphv identity create` has created a binding for all guests of the target namespace, the account
 becomes one of its subjects instead, so that the provider needs no right to any other binding.
@@ -38,7 +39,7 @@ from caphv.api.object import (
     list_at,
     uid_of,
 )
-from caphv.api.ownership import Owner, Ownership, ownership_of, record
+from caphv.api.ownership import Owner, Ownership, former_owner, ownership_of, record
 from caphv.api.tokens import token_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound
@@ -243,7 +244,7 @@ async def _existing_account(scope: ClusterScope) -> str:
 
 
 async def delete_account(scope: ClusterScope) -> None:
-    """Delete binding, token and account under both names that they may have."""
+    """Delete binding, token and account under all names that they may have."""
     for name in account_names(scope):
         await _delete_account(scope, name)
 
@@ -295,10 +296,13 @@ def _is_token_of(secret: Obj, account: str) -> bool:
     return secret.get("type") == SERVICE_ACCOUNT_TOKEN_TYPE and holder == account
 
 
-def account_names(scope: ClusterScope) -> tuple[str, str]:
-    """Return the name that the contract requires, and the name to use if that one is taken."""
+def account_names(scope: ClusterScope) -> tuple[str, ...]:
+    """Return the name that the contract requires, and the names to use if that one is taken."""
     name = scope.cluster_key.name
-    return name, f"{name}-{hashlib.sha256(uid_of(scope.obj).encode()).hexdigest()[:8]}"
+    former = former_owner(scope.obj, scope.owner)
+    uids = [former.uid] if former else []
+    uids.append(uid_of(scope.obj))
+    return name, *(f"{name}-{hashlib.sha256(uid.encode()).hexdigest()[:8]}" for uid in uids)
 
 
 def usable(

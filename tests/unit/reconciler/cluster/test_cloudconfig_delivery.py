@@ -7,7 +7,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from caphv.api import names
-from caphv.api.object import CLUSTER_ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Obj, key_of
+from caphv.api.object import (
+    CLUSTER_ROLE_BINDINGS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Obj,
+    annotations_of,
+    key_of,
+)
 from caphv.runtime.errors import Forbidden, ServerFault, Unauthorized, Unreachable
 from reconciler.memory.periods import GRACE_SECONDS
 from tests.support.reconciler.guests import DAY, PLACE, READY, Guests, delivered, tokens
@@ -337,6 +344,52 @@ async def test_taken_name_is_avoided(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[0] == "demo"
     assert found[1].startswith("demo-")
     assert [obj["metadata"]["name"] for obj in case.harvester.stored(CLUSTER_ROLE_BINDINGS)] == [found[1]]
+
+
+def move(case: Guests, *, by_caphv: bool = True) -> None:
+    """Have another management cluster with another uid of the HarvesterCluster, and a process that starts there."""
+    former = f"{case.context.management_cluster}/{case.obj['metadata']['uid']}"
+    annotations = {names.FORMER_OWNER_ANNOTATION: former} if by_caphv else {}
+    obj = {name: value for name, value in case.obj.items() if name != "status"}
+    case.management.put({**obj, "metadata": {**obj["metadata"], "uid": "new-uid", "annotations": annotations}})
+    case.context.management_cluster = "target-uid"
+    case.restart()
+
+
+def owners(case: Guests) -> dict[str, str]:
+    """Return the uid of the owner of each account and binding, by kind and name."""
+    return {
+        f"{obj['kind']} {obj['metadata']['name']}": annotations_of(obj).get(names.OWNER_UID_ANNOTATION, "")
+        for resource in (SERVICE_ACCOUNTS, CLUSTER_ROLE_BINDINGS)
+        for obj in case.harvester.stored(resource)
+    }
+
+
+async def remove(case: Guests) -> None:
+    await case.management.delete(case.context.caches.harvester_clusters.resource, "demo", "team")
+    for _ in range(6):
+        if case.management.find("HarvesterCluster", "demo", "team"):
+            await case.reconcile()
+    assert case.management.find("HarvesterCluster", "demo", "team") is None
+
+
+async def test_account_with_a_hash_in_its_name_outlives_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of guests have its token, which never expires."""
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "File"})
+    taken = {"name": "demo", "namespace": "vms"}
+    case.harvester.put({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": taken})
+    await case.reconcile()
+    before = owners(case)
+    assert sorted(before.values()) == ["", "demo-uid", "demo-uid"]
+
+    move(case)
+    for _ in range(2):
+        await case.reconcile()
+    assert case.condition(READY)[0] == "True"
+    assert owners(case) == {name: uid and "new-uid" for name, uid in before.items()}
+    await remove(case)
+    assert owners(case) == {"ServiceAccount demo": ""}
+    assert case.harvester.stored(SECRETS) == []
 
 
 def shared_binding(*subjects: Obj) -> Obj:
