@@ -39,7 +39,14 @@ from caphv.api.object import (
     list_at,
     uid_of,
 )
-from caphv.api.ownership import Owner, Ownership, former_owner, ownership_of, record
+from caphv.api.ownership import (
+    Owner,
+    Ownership,
+    former_owner,
+    ownership_of,
+    record,
+    same_name,
+)
 from caphv.api.tokens import token_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound
@@ -219,11 +226,11 @@ async def server(scope: ClusterScope) -> str:
 
 
 async def exists(scope: ClusterScope, *, token: bool) -> bool:
-    """Return whether account and binding exist on Harvester.
+    """Return whether account and binding exist on Harvester. Adopts them after a move.
 
     :param token: whether the Secret with the token has to exist, too
     """
-    account = await _existing_account(scope)
+    account = await _existing_account(scope, adopts=True)
     if not account or not token:
         return bool(account)
     client = scope.require_session().client
@@ -231,33 +238,52 @@ async def exists(scope: ClusterScope, *, token: bool) -> bool:
     return secret is not None
 
 
-async def _existing_account(scope: ClusterScope) -> str:
-    """Return the name of a usable account that exists with its binding; empty for none."""
+async def _existing_account(scope: ClusterScope, *, adopts: bool = False) -> str:
+    """Return the name of a usable account that exists with its binding; empty for none.
+
+    :param adopts: write our record on what has the record of another owner, as after a move
+    """
     client = scope.require_session().client
     namespace = scope.target_namespace
+    annotations = record(scope.owner)
     for name in account_names(scope):
         account, binding = await _read(client, namespace, name)
         bound = account and (binding or await _is_joined(scope, name))
-        if bound and await _usable(scope, account, binding, name):
-            return name
+        if not bound or not await _usable(scope, account, binding, name):
+            continue
+        for resource, obj in ((SERVICE_ACCOUNTS, account), (CLUSTER_ROLE_BINDINGS, binding)):
+            if adopts and obj and ownership_of(obj, scope.owner) is Ownership.FOREIGN:
+                await _write(client, resource, obj, {"metadata": {"annotations": annotations}})
+        return name
     return ""
 
 
-async def delete_account(scope: ClusterScope) -> None:
-    """Delete binding, token and account under all names that they may have."""
-    for name in account_names(scope):
-        await _delete_account(scope, name)
+async def delete_account(scope: ClusterScope) -> list[str]:
+    """Delete binding, token and account under all names that they may have.
+
+    Returns the names under which something stays that names this cluster under another uid: without
+    its machines, nothing proves that it was moved.
+    """
+    return [name for name in account_names(scope) if not await _delete_account(scope, name)]
 
 
-async def _delete_account(scope: ClusterScope, name: str) -> None:
-    """Delete binding, token and account of a name, if they are ours."""
+async def _delete_account(scope: ClusterScope, name: str) -> bool:
+    """Delete binding, token and account of a name, if they are ours.
+
+    Returns False if they are not, although their record has the name of this HarvesterCluster.
+    """
     client = scope.require_session().client
     namespace = scope.target_namespace
     account, binding = await _read(client, namespace, name)
     if not await _usable(scope, account, binding, name):
-        return
+        return not any(
+            obj
+            and ownership_of(obj, scope.owner) is Ownership.FOREIGN
+            and same_name(obj, scope.owner)
+            for obj in (account, binding)
+        )
     if _may_be_a_users(scope, account, binding):
-        return
+        return True
     # Leave the binding even if the account does not exist, because a later account with this name
     # would have the role.
     await _leave(scope, name)
@@ -276,6 +302,7 @@ async def _delete_account(scope: ClusterScope, name: str) -> None:
         await _delete(client, SECRETS, token)
     if account:
         await _delete(client, SERVICE_ACCOUNTS, account)
+    return True
 
 
 def _may_be_a_users(scope: ClusterScope, account: Obj | None, binding: Obj | None) -> bool:

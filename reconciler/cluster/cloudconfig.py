@@ -202,7 +202,14 @@ async def delete_cloud_config(scope: ClusterScope) -> None:
         return
     # If the deletion fails and a user sets the field again, the account has to be checked at once.
     scope.memory.guest.account_checked_at = None
-    await cloudaccount.delete_account(scope)
+    if kept := await cloudaccount.delete_account(scope):
+        accounts = " and ".join(f"{scope.target_namespace}/{name}" for name in kept)
+        scope.warning_event(
+            "CloudConfigAccountKept",
+            f"kept ServiceAccount {accounts} on Harvester with its ClusterRoleBinding and token: "
+            "their record names a HarvesterCluster of this name with another uid, as before a "
+            "move; delete them if it no longer exists",
+        )
     await scope.context.object_watches.forget(scope.key)
     # Other phases still need what they remember, also if a later step of the deletion fails.
     scope.memory.guest = GuestMemory()
@@ -252,7 +259,11 @@ def _steps(spec: Obj) -> list[_Step]:
 
 
 async def _check_account(scope: ClusterScope) -> None:
-    """Check every ten minutes that the account of the guests exists, because nothing watches it."""
+    """Check every ten minutes that the account of the guests exists, because nothing watches it.
+
+    The first check adopts the account of a cluster that was moved. Otherwise a Secret in the
+    workload cluster would do so only days later, when its token is renewed.
+    """
     memory = scope.memory
     current_time = time.monotonic()
     if memory.guest.account_checked_at is not None:
@@ -264,7 +275,11 @@ async def _check_account(scope: ClusterScope) -> None:
     # A Secret in the workload cluster has a bound token, for which no object exists on Harvester.
     steps = _steps(scope.obj["spec"])
     has_lasting_token = any(step is not deliver_secret for step in steps)
-    if memory.guest.verified and not await cloudaccount.exists(scope, token=has_lasting_token):
+    was_delivered = bool(memory.guest.verified)
+    is_lost = False
+    if was_delivered or deliver_secret in steps:
+        is_lost = not await cloudaccount.exists(scope, token=has_lasting_token)
+    if was_delivered and is_lost:
         log.warning(
             "the account of guests of HarvesterCluster %s was deleted on Harvester; recreating it",
             scope.key,

@@ -392,6 +392,32 @@ async def test_account_with_a_hash_in_its_name_outlives_a_move(monkeypatch: pyte
     assert case.harvester.stored(SECRETS) == []
 
 
+async def test_account_of_a_moved_cluster_is_adopted_before_its_token_is_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await delivered(monkeypatch)
+    move(case)
+    await case.reconcile()
+    assert owners(case) == {"ServiceAccount demo": "new-uid", "ClusterRoleBinding demo": "new-uid"}
+    assert len(case.harvester.issued) == 1
+    before = list(case.harvester.requests)
+    case.restart()
+    await case.reconcile()
+    assert case.harvester.requests == before, "once is enough"
+    await remove(case)
+    assert owners(case) == {}
+    assert ("Warning", "CloudConfigAccountKept") not in case.events
+
+
+async def test_account_that_nothing_proves_is_kept_with_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await delivered(monkeypatch)
+    before = owners(case)
+    move(case, by_caphv=False)
+    await remove(case)
+    assert owners(case) == before
+    assert ("Warning", "CloudConfigAccountKept") in case.events
+
+
 def shared_binding(*subjects: Obj) -> Obj:
     reference = {
         "apiGroup": "rbac.authorization.k8s.io",
