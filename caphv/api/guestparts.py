@@ -42,6 +42,7 @@ class Guest:
     :param name: the name that its cloud provider has for it
     :param created: the time when its HarvesterCluster was created
     :param former_clusters: uids of the management clusters that provably had it before
+    :param former: its HarvesterCluster before `caphv move` or `caphv restore` created it again
     """
 
     owner: Owner
@@ -49,6 +50,7 @@ class Guest:
     name: str
     created: str = ""
     former_clusters: frozenset[str] = frozenset()
+    former: Owner | None = None
 
 
 class Proof(Enum):
@@ -269,7 +271,8 @@ def volume_entries(claim: Obj, guest: Guest, vms: Iterable[Obj]) -> frozenset[st
     """Return the entries that the annotation of a claim must have after these VMs were seen.
 
     Entries of the annotation stay, and each VM that uses the claim adds the entry of its owner. So
-    there are no entries until a VM was seen with the claim.
+    there are no entries until a VM was seen with the claim. That of the former HarvesterCluster
+    becomes the entry of the present one.
 
     :param claim: the claim
     :param guest: the guest
@@ -278,6 +281,8 @@ def volume_entries(claim: Obj, guest: Guest, vms: Iterable[Obj]) -> frozenset[st
     name = claim["metadata"]["name"]
     own_entry = entry_of(guest.owner)
     entries = set(proof_entries(claim))
+    if guest.former and entry_of(guest.former) in entries:
+        entries = {*entries - {entry_of(guest.former)}, own_entry}
     for vm in vms:
         if name not in used_claims([vm]):
             continue

@@ -61,7 +61,7 @@ def guest_of(scope: ClusterScope) -> Guest:
         vm = scope.namespace().vms.get(scope.target_namespace, key_of(machine).name)
         if vm is not None and is_vm_of(vm, guest):
             uids.update(former_clusters(vm))
-    return replace(guest, former_clusters=frozenset(uids))
+    return replace(guest, former_clusters=frozenset(uids), former=former)
 
 
 async def record_guest(scope: ClusterScope) -> None:

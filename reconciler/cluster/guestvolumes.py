@@ -37,6 +37,7 @@ from caphv.api.object import (
     key_of,
     uid_of,
 )
+from caphv.api.ownership import former_owner
 from caphv.api.plaintext import one_line
 from caphv.runtime.errors import (
     ApiError,
@@ -238,10 +239,18 @@ def _deleted_at(scope: ClusterScope) -> str:
 
 
 def _own_claims(scope: ClusterScope) -> Iterator[Obj]:
-    """Yield the claims of the target namespace that this cluster's guest has had."""
+    """Yield the claims of the target namespace that this cluster's guest has had.
+
+    After `caphv move` or `caphv restore`, these include the claims that it had before.
+    """
     own_entry = entry_of(scope.owner)
+    former = former_owner(scope.obj, scope.owner)
+    # A VM that is not adopted yet would count as that of another owner.
+    used = used_claims(scope.namespace().vms.store) if former else set()
     for claim in scope.namespace().claims.store:
-        if own_entry in proof_entries(claim):
+        entries = proof_entries(claim)
+        was_ours = former is not None and entry_of(former) in entries
+        if own_entry in entries or (was_ours and claim["metadata"]["name"] not in used):
             yield claim
 
 

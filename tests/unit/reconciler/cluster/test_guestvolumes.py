@@ -293,6 +293,45 @@ async def test_move_deletes_no_volume(monkeypatch: pytest.MonkeyPatch) -> None:
     assert claims(case).keys() == set(PLUGGED) - {"pvc-delete"}
 
 
+def move(case: MemoryCase, *, by_caphv: bool) -> None:
+    """Have the objects on another management cluster. The VM is not adopted yet."""
+    annotations = {names.FORMER_OWNER_ANNOTATION: "management-uid/demo-uid"} if by_caphv else {}
+    case.management.put(
+        {**case.obj, "metadata": {**case.obj["metadata"], "uid": "new-uid", "annotations": annotations}}
+    )
+    case.context.management_cluster = "target-uid"
+    case.context.memory = type(case.context.memory)()
+
+
+@pytest.mark.parametrize(("by_caphv", "kept"), [(True, {"pvc-retain", "by-hand"}), (False, set(PLUGGED))])
+async def test_volume_that_no_vm_has_after_a_move_is_still_the_guests(
+    monkeypatch: pytest.MonkeyPatch, by_caphv: bool, kept: set[str]
+) -> None:
+    """`clusterctl move` leaves no proof on the HarvesterCluster."""
+    case = await with_volumes(monkeypatch, guestVolumes="Delete")
+    add_vm(case, "worker")
+    move(case, by_caphv=by_caphv)
+    await case.reconcile()
+    assert await end(case) == kept
+    assert (("Warning", "GuestVolumesKept") in case.events) is by_caphv
+
+
+async def test_volume_of_a_vm_that_is_not_adopted_yet_keeps_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await with_volumes(monkeypatch, guestVolumes="Delete")
+    before = {name: proof_entries(claim) for name, claim in claims(case).items()}
+    move(case, by_caphv=True)
+    await case.reconcile()
+    assert {name: proof_entries(claim) for name, claim in claims(case).items()} == before
+    # Its machine adopts it, and the guest is deleted later.
+    vm = add_vm(case, "worker", *PLUGGED)
+    annotations = {names.OWNER_CLUSTER_ANNOTATION: "target-uid"}
+    case.harvester.put({**vm, "metadata": {**vm["metadata"], "annotations": annotations}})
+    await case.reconcile()
+    own = {"target-uid/team/demo/new-uid"}
+    assert {name: proof_entries(claim) for name, claim in claims(case).items()} == dict.fromkeys(PLUGGED, own)
+    assert await end(case) == {"pvc-retain", "by-hand"}
+
+
 async def test_account_of_the_guest_is_deleted_after_its_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     case = await with_volumes(monkeypatch, guestVolumes="Delete", cloudConfig={"delivery": "File"})
     assert case.harvester.stored(SERVICE_ACCOUNTS)
