@@ -16,7 +16,7 @@ import orjson
 
 from caphv.api.object import Obj, Resource, being_deleted, well_formed
 from caphv.runtime import metrics
-from caphv.runtime.errors import Conflict, Forbidden, NotFound
+from caphv.runtime.errors import Conflict, Forbidden, NotFound, SilentWatch
 from caphv.runtime.requester import Requester
 
 PatchType = Literal["merge", "json", "strategic"]
@@ -236,8 +236,8 @@ class ApiClient(Requester):
         """Yield `(type, object)` until the server ends the stream after some minutes.
 
         Types are ADDED, MODIFIED, DELETED and BOOKMARK. Raises `Gone` if the resource version is
-        too old, `ApiError` for a refusal, and `Unreachable` if the connection cannot be opened or
-        breaks.
+        too old, `ApiError` for a refusal, `Unreachable` if the connection cannot be opened or
+        breaks, and `SilentWatch` if it brings nothing for some minutes.
 
         :param resource_version: yield changes after this version
         :param metadata_only: request only the metadata of objects
@@ -288,7 +288,8 @@ class ApiClient(Requester):
         except aiohttp.SocketTimeoutError as error:
             if code != "200":
                 raise self._unreachable(error) from None
-            # A server without bookmarks is also silent. The caller resumes at the same position.
+            message = f"{self.name}: no event for {_WATCH_SILENCE_SECONDS:.0f} s"
+            raise SilentWatch(message) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self._unreachable(error) from None
         finally:

@@ -16,6 +16,7 @@
     + AddressRefused
     + Fenced
     + TooLarge
+    + SilentWatch
 """
 
 from __future__ import annotations
@@ -110,6 +111,14 @@ class Fenced(Unreachable):
 
 class TooLarge(Unreachable):
     """A response was larger than allowed and has been discarded; smaller pages may help."""
+
+
+class SilentWatch(Unreachable):
+    """A watch was open, but brought neither events nor bookmarks for some minutes.
+
+    The server may send no bookmarks, may be behind a proxy that hides its loss, or may have been
+    restored to an older state than the watch began at.
+    """
 
 
 def lacks_namespace(error: Exception, name: str) -> bool:

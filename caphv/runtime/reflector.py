@@ -1,8 +1,8 @@
 """List and watch one collection, and hand its objects to a cache.
 
 A watch resumes from the last resource version (bookmarks advance it while nothing happens). It
-starts over with a list after 410 Gone, and when attempts fail after five minutes without any
-contact.
+starts over with a list after 410 Gone, when attempts fail after five minutes without any contact,
+and when it was silent because the server was restored to an older version.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from typing import Protocol
 from caphv.api.object import Key, Obj, Resource, key_of
 from caphv.runtime import metrics
 from caphv.runtime.budget import PIECE_SECONDS
-from caphv.runtime.errors import Gone, RequestError, TooLarge, TooManyRequests, without_trace
+from caphv.runtime.errors import (
+    Gone,
+    RequestError,
+    SilentWatch,
+    TooLarge,
+    TooManyRequests,
+    without_trace,
+)
 from caphv.runtime.listing import MAX_OBJECTS, PageSize, Source
 from caphv.runtime.watchretry import WatchRetries
 from caphv.runtime.watchstate import WatchState
@@ -130,7 +137,10 @@ class Reflector:
                 self.version = await self._list()
 
             metrics.WATCH_STARTS.labels(self._client.name, str(self._resource), reason).inc()
-            await self._watch()
+            try:
+                await self._watch()
+            except SilentWatch:
+                await self._detect_restore()
         except RequestError as error:
             if self._client.time and isinstance(error, TooLarge):
                 self._client.time.record_violation(str(error))
@@ -233,6 +243,23 @@ class Reflector:
                     self._handle_event(kind, obj)
         finally:
             self.watch_state.record_closing()
+
+    async def _detect_restore(self) -> None:
+        """Let the next attempt begin with a list if the server counts from an older version again.
+
+        Such a server accepts a watch from a version that it has not reached yet, and withholds all
+        events and bookmarks up to that version.
+        """
+        # A server without bookmarks is also silent, so a list of everything would be too much.
+        page = await self._client.list(
+            self._resource,
+            self._namespace,
+            limit=1,
+            metadata_only=self._metadata_only,
+            **self._selectors,
+        )
+        if int(page["metadata"]["resourceVersion"]) < self._newest:
+            self.version = ""
 
     def _handle_event(self, kind: str, obj: Obj) -> None:
         self._contacted = time.monotonic()

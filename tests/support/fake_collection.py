@@ -10,7 +10,7 @@ from caphv.api.object import Key, Obj, Resource, key_of
 from caphv.runtime.budget import MemoryBudget, TimeBudget
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import Gone, Unreachable
+from caphv.runtime.errors import Gone, SilentWatch, Unreachable
 from tests.support.virtualtime import settle
 
 THINGS = Resource("example.io", "v1", "things", "Thing")
@@ -21,7 +21,7 @@ class Collection:
     """Stands for the `ApiClient` of an informer. `failures` are raised by the next requests, one each.
 
     While `hangs` is set, a list waits so many seconds and then gets no answer. While `withheld` is set, watches do not
-    hear what happens.
+    hear what happens. A watch that hears nothing for `patience` seconds is given up.
     """
 
     name = "fake"
@@ -38,8 +38,9 @@ class Collection:
         self.page = 2
         self.hangs = 0.0
         self.withheld = False
+        self.patience: float | None = None
         self.between_pages: Callable[[], object] = lambda: None
-        self.open_watches: set[asyncio.Queue[Event | Exception | None]] = set()
+        self.open_watches: dict[asyncio.Queue[Event | Exception | None], int] = {}
         self._history: list[tuple[int, Event]] = []
         self._forgotten = 0
         self._snapshots: dict[str, list[Obj]] = {}
@@ -93,8 +94,10 @@ class Collection:
 
     def _tell(self, kind: str, obj: Obj) -> None:
         self._history.append((self.version, (kind, obj)))
-        for queue in () if self.withheld else self.open_watches:
-            queue.put_nowait((kind, copy(obj)))
+        for queue, start in {} if self.withheld else self.open_watches.items():
+            # A server sends nothing of versions that the watch claims to have seen, not even bookmarks.
+            if self.version > start:
+                queue.put_nowait((kind, copy(obj)))
 
     # What the informer asks for
 
@@ -103,6 +106,7 @@ class Collection:
         _resource: Resource,
         _namespace: str = "",
         *,
+        limit: int = 0,
         continue_token: str = "",
         field_selector: str = "",
         **_: Any,
@@ -114,6 +118,8 @@ class Collection:
         if self.hangs:
             await asyncio.sleep(self.hangs)
             raise Unreachable("timed out")
+        if limit == 1:
+            return {"metadata": {"resourceVersion": str(self.version)}, "items": []}
         if not continue_token:
             self.lists += 1
             continue_token = f"{self.version}/0"
@@ -147,18 +153,24 @@ class Collection:
         for version, (kind, obj) in self._history:
             if version > start:
                 queue.put_nowait((kind, copy(obj)))
-        self.open_watches.add(queue)
+        self.open_watches[queue] = start
         try:
             on_open()
             while True:
-                item = await queue.get()
+                item = await self._next_event(queue)
                 if item is None:
                     return
                 if isinstance(item, Exception):
                     raise item
                 yield item
         finally:
-            self.open_watches.discard(queue)
+            del self.open_watches[queue]
+
+    async def _next_event(self, queue: asyncio.Queue[Event | Exception | None]) -> Event | Exception | None:
+        try:
+            return await asyncio.wait_for(queue.get(), self.patience)
+        except TimeoutError:
+            return SilentWatch("no event")
 
     def _attempt(self) -> None:
         self.attempts.append(asyncio.get_running_loop().time())

@@ -380,3 +380,51 @@ async def test_a_server_that_went_back_to_a_backup_is_believed() -> None:
         it.informer.retry_now()
         await asyncio.sleep(1)
         assert it.versions() == server.versions()
+
+
+async def test_a_backup_that_is_restored_within_minutes_is_noticed_by_its_silence() -> None:
+    server = Collection()
+    server.patience = 150.0
+    server.write("kept")
+    backup = server.backup()
+    for _ in range(20):
+        server.write("kept", state="newer")
+    server.write("made-since")
+    async with watched(server) as it:
+        server.failures.extend([Unreachable("down")] * 100)
+        server.end_watches(Unreachable("down"))
+        await asyncio.sleep(60)
+        server.restore(backup)
+        server.failures.clear()
+        it.informer.retry_now()
+        await asyncio.sleep(1)
+        server.write("new")
+        assert it.informer.current, "the server accepts a watch from its future"
+        await asyncio.sleep(160)
+        assert it.versions() == server.versions()
+        server.write("kept", state="restored")
+        await settle()
+        assert it.versions() == server.versions()
+
+
+async def test_a_quiet_server_without_bookmarks_is_not_listed_again() -> None:
+    server = Collection()
+    server.patience = 150.0
+    server.write("a")
+    async with watched(server) as it:
+        server.write("b")
+        await asyncio.sleep(3600)
+        assert it.informer.current
+        assert server.lists == 1
+
+
+async def test_a_server_that_is_found_unreachable_after_silence_is_reported() -> None:
+    server = Collection()
+    server.patience = 150.0
+    async with watched(server, max_backoff=10.0) as it:
+        server.failures.extend([Unreachable("down")] * 4)
+        await asyncio.sleep(151)
+        assert isinstance(it.informer.last_error, Unreachable)
+        await asyncio.sleep(20)
+        assert it.informer.current
+        assert server.lists == 1

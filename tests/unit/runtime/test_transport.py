@@ -10,11 +10,12 @@ import pytest
 from aiohttp import web
 
 from caphv.api.object import Obj, Resource
+from caphv.runtime import client as runtime_client
 from caphv.runtime import transport
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.connection import Connection
-from caphv.runtime.errors import ApiError, Fenced, TooLarge, Unreachable
+from caphv.runtime.errors import ApiError, Fenced, SilentWatch, TooLarge, Unreachable
 from caphv.runtime.networkerrors import describe
 from tests.support.answering import NO_TLS, serving
 
@@ -151,6 +152,20 @@ async def test_watch_event_beyond_the_bounds_is_refused(part: bytes) -> None:
 
     async with serving(events, untrusted=True) as client:
         with pytest.raises(TooLarge):
+            await asyncio.wait_for(anext(client.watch(THINGS, resource_version="1")), 10)
+
+
+async def test_watch_that_brings_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_client, "_WATCH_SILENCE_SECONDS", 0.2)
+
+    async def silent(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await asyncio.sleep(30)
+        return response
+
+    async with serving(silent) as client:
+        with pytest.raises(SilentWatch):
             await asyncio.wait_for(anext(client.watch(THINGS, resource_version="1")), 10)
 
 
