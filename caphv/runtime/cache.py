@@ -263,7 +263,7 @@ class Informer:
         old = self.store.put(key, stored)
         self._notify(Change(self.resource, old, stored))
 
-    def complete_list(self, keys: set[Key], version: int, *, was_restored: bool) -> None:
+    def remove_absent(self, keys: set[Key], version: int, *, was_restored: bool) -> None:
         """Remove objects that the list of this version lacks: they were deleted meanwhile.
 
         :param keys: the keys of all objects of the list
@@ -275,6 +275,8 @@ class Informer:
             if key_of(obj) not in keys and (was_restored or resource_version(obj) <= version):
                 self.remove(key_of(obj), None)
 
+    def complete_list(self) -> None:
+        """Record that all objects of a list are stored."""
         self.synced = True
         self._first_list.set()
 

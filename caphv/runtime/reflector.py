@@ -2,7 +2,8 @@
 
 A watch resumes from the last resource version (bookmarks advance it while nothing happens). It
 starts over with a list after 410 Gone, when attempts fail after five minutes without any contact,
-and when it was silent because the server was restored to an older version.
+when it was silent because the server was restored to an older version, and when an object did not
+fit into the memory of the cache.
 """
 
 from __future__ import annotations
@@ -48,13 +49,16 @@ class Sink(Protocol):
     def remove(self, key: Key, obj: Obj | None) -> None:
         """Remove an object. `obj` is its last state, None to remove any state."""
 
-    def complete_list(self, keys: set[Key], version: int, *, was_restored: bool) -> None:
+    def remove_absent(self, keys: set[Key], version: int, *, was_restored: bool) -> None:
         """Remove objects that the list of this version lacks.
 
         :param keys: the keys of all objects of the list
         :param version: the resource version of the list
         :param was_restored: whether the server counts from an older version again
         """
+
+    def complete_list(self) -> None:
+        """Record that all objects of a list are stored."""
 
 
 class Reflector:
@@ -142,8 +146,12 @@ class Reflector:
             except SilentWatch:
                 await self._detect_restore()
         except RequestError as error:
-            if self._client.time and isinstance(error, TooLarge):
-                self._client.time.record_violation(str(error))
+            if isinstance(error, TooLarge):
+                # A resumed watch would bring the same event first. A list also frees the memory of
+                # objects that were deleted since.
+                self.version = ""
+                if self._client.time:
+                    self._client.time.record_violation(str(error))
             return without_trace(error)
 
         except Exception as error:
@@ -164,8 +172,12 @@ class Reflector:
         return None
 
     async def _list(self) -> str:
-        """Read the whole collection page by page, and return its resource version."""
+        """Read the whole collection page by page, and return its resource version.
+
+        Raises `TooLarge` if objects do not fit into the memory of the cache.
+        """
         keys: set[Key] = set()
+        excess: TooLarge | None = None
         continue_token = ""
         was_restored = False
         while True:
@@ -176,34 +188,51 @@ class Reflector:
             was_restored = was_restored or version < self._newest
 
             count = len(keys)
-            await self._put_all(page.get("items") or (), keys, force=was_restored)
+            error = await self._put_all(page.get("items") or (), keys, force=was_restored)
+            excess = excess or error
             continue_token = page["metadata"].get("continue", "")
             if not continue_token:
                 break
             if len(keys) == count or (self._client.budget and len(keys) > MAX_OBJECTS):
                 raise TooLarge(f"the list of {self._resource} does not end: {len(keys)} objects")
 
+        self._sink.remove_absent(keys, version, was_restored=was_restored)
+        if excess:
+            # The next list has the memory of the removed objects, and perhaps fits.
+            raise excess
+
         if was_restored:
             log.warning(
                 "%s on %s was restored to an older state", self._resource, self._client.name
             )
         self._newest = version
-        self._sink.complete_list(keys, version, was_restored=was_restored)
+        self._sink.complete_list()
         return str(version)
 
-    async def _put_all(self, objects: Iterable[Obj], keys: set[Key], *, force: bool) -> None:
-        """Store the objects of a page, and add their keys to `keys`. Other tasks run meanwhile."""
+    async def _put_all(
+        self, objects: Iterable[Obj], keys: set[Key], *, force: bool
+    ) -> TooLarge | None:
+        """Store the objects of a page, and add their keys to `keys`. Other tasks run meanwhile.
+
+        Returns an error if objects did not fit. Smaller ones, and those that have shrunk, are
+        stored nevertheless.
+        """
+        excess: TooLarge | None = None
         began = time.thread_time()
         for obj in objects:
             key = key_of(obj)
             keys.add(key)
-            self._sink.put(key, obj, force=force)
+            try:
+                self._sink.put(key, obj, force=force)
+            except TooLarge as error:
+                excess = excess or without_trace(error)
 
             spent = time.thread_time() - began
             if self._client.time and spent > PIECE_SECONDS:
                 self._client.time.spend(spent)
                 await self._client.time.rest()
                 began = time.thread_time()
+        return excess
 
     async def _read_page(self, continue_token: str) -> Obj:
         """Read one page. Request smaller pages while the response is too large."""

@@ -364,6 +364,54 @@ async def test_cache_that_no_longer_fits_when_it_runs_again_is_listed_and_report
     assert server.budget.used == 0
 
 
+async def test_cache_that_exceeded_its_memory_recovers_once_objects_are_deleted() -> None:
+    server = Collection()
+    server.budget = MemoryBudget(100_000, "fake")
+    for name in "ab":
+        server.write(name, text="x" * 40_000)
+    async with watched(server) as it:
+        server.write("c", text="x" * 40_000)
+        await asyncio.sleep(60)
+        assert isinstance(it.informer.last_error, TooLarge)
+        server.delete("a")
+        await asyncio.sleep(60)
+        assert it.informer.last_error is None
+        assert it.versions() == server.versions()
+        assert it.hearing() == ["+a", "+b", "-a", "+c"]
+    assert server.budget.used == 0
+
+
+async def test_list_that_replaces_objects_may_need_the_memory_of_both_for_a_moment() -> None:
+    server = Collection()
+    server.budget = MemoryBudget(100_000, "fake")
+    for name in "ab":
+        server.write(name, text="x" * 40_000)
+    async with watched(server) as it:
+        server.end_watches(Gone(410, "Expired", "too old resource version"))
+        for old, new in ("a", "0"), ("b", "1"):
+            server.delete(old)
+            server.write(new, text="x" * 40_000)
+        server.compact()
+        await asyncio.sleep(60)
+        assert it.versions() == server.versions()
+        assert it.informer.last_error is None
+
+
+async def test_cache_that_exceeded_its_memory_recovers_once_objects_shrink() -> None:
+    server = Collection()
+    server.budget = MemoryBudget(100_000, "fake")
+    for name in "bc":
+        server.write(name, text="x" * 40_000)
+    async with watched(server) as it:
+        server.write("a", text="x" * 40_000)
+        await asyncio.sleep(60)
+        assert isinstance(it.informer.last_error, TooLarge)
+        server.write("c", text="")
+        await asyncio.sleep(60)
+        assert it.informer.last_error is None
+        assert it.versions() == server.versions()
+
+
 async def test_a_server_that_went_back_to_a_backup_is_believed() -> None:
     server = Collection()
     server.write("kept")
