@@ -222,6 +222,11 @@ class Informer:
         if not self.watch_state.connected:
             self.retries.retry_now()
 
+    def forget_error(self) -> None:
+        """Forget why the last attempt failed, and retry now, because another account will try."""
+        self.retries.last_error = None
+        self.retry_now()
+
     def start(self, **fields: str) -> asyncio.Task[None]:
         """Run as a task whose log lines have these fields, but not the fields of the caller."""
 

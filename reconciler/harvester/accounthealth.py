@@ -3,7 +3,8 @@
 `AccountHealth.error` alone decides that Harvester is unreachable. It follows from:
 
 - attempts to connect, until the first one succeeds (`Session._connect`)
-- then the probe: the watch of Harvester's Deployment (`reconciler.harvester.harvester.Probe`)
+- then the probe: the watch of Harvester's Deployment (`reconciler.harvester.harvester.Probe`),
+  except for a refusal of another account that reads it for this one
 - statuses of all responses: 401 means rejected credentials until another request succeeds
 
 A change goes to `HarvesterHandlers.health`, which requeues the clusters and machines of the
@@ -23,7 +24,8 @@ from caphv.runtime.errors import Unauthorized, Unreachable, without_trace
 class AccountHealth:
     """Health of one account, learned from connecting, from responses, and from the probe.
 
-    :param probe_error: returns the last error of the watch of Harvester's Deployment
+    :param probe_error: returns the last error of the watch of Harvester's Deployment that concerns
+        this account
     :param on_change: called when the health changes, but not for each attempt
     """
 

@@ -145,7 +145,7 @@ class Session(ClusterWideCaches):
         # Each step of a reconcile asks for the health, so the view is not looked up each time.
         deployment = self._views[DEPLOYMENT]
         self._health = AccountHealth(
-            lambda: deployment.informer.last_error, lambda: self._events.health(self)
+            lambda: self.error_of(deployment), lambda: self._events.health(self)
         )
 
         self.namespaces: dict[str, TargetNamespace] = {}
@@ -164,7 +164,7 @@ class Session(ClusterWideCaches):
             for view in self._views.values()
             if view.informer in watched or not view.informer.synced
         ]
-        return refusal_of([*namespace.views, *cluster_wide], self._sharing.reads)
+        return refusal_of([*namespace.views, *cluster_wide], self.error_of)
 
     def own_informers(self) -> list[Informer]:
         """Return the caches that this session does not share."""
@@ -236,14 +236,14 @@ class Session(ClusterWideCaches):
     def report_caches(self) -> None:
         """Report when all caches have become current, or when a cache fails for a new reason."""
         views = self._all_views()
-        informers = [view.informer for view in views]
-        failing = frozenset(
-            number for number, informer in enumerate(informers) if informer.last_error
+        errors = [self.error_of(view) for view in views]
+        failing = frozenset(number for number, error in enumerate(errors) if error)
+        current = all(
+            view.informer.current or error for view, error in zip(views, errors, strict=True)
         )
-        current = all(informer.current or informer.last_error for informer in informers)
-        refusal = refusal_of(views, self._sharing.reads)
+        refusal = refusal_of(views, self.error_of)
 
-        state = current, failing, refusal, sync_error_of(informers)
+        state = current, failing, refusal, sync_error_of(views, self.error_of)
         if state != self._caches_state:
             self._caches_state = state
             self._events.caches(self)

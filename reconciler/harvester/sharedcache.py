@@ -80,14 +80,26 @@ class SharedCache:
             self._task = self.informer.start(server=account.client.server)
             return
 
+        # The next attempt of an account that was refused lets this one read.
+        if is_refusal(self.informer.last_error):
+            self.informer.retry_now()
+
         # Objects that the cache already holds are new to this account.
         for obj in self.informer.store:
             self._on_change({account: None}, Change(self.informer.resource, None, obj))
 
     def leave(self, account: Account) -> bool:
         """Stop serving an account; return whether the cache is no longer used."""
-        self.members.pop(account, None)
+        self._remove(account)
         return not self.members
+
+    def _remove(self, account: Account) -> None:
+        """Remove a member. If it is the one that reads, the next one does."""
+        was_reader = self.reads(account)
+        self.members.pop(account, None)
+        # The refusal of the former account must not be taken for one of the next.
+        if was_reader and is_refusal(self.informer.last_error):
+            self.informer.forget_error()
 
     async def close(self) -> None:
         """Stop reading."""
@@ -113,17 +125,18 @@ class SharedCache:
         Another one does if this account has left, or if a refusal makes it leave.
         """
         # The last account stays and tries again, so that the cache reports the refusal.
-        if (
-            isinstance(error, Forbidden | Unauthorized)
-            and self.reads(account)
-            and len(self.members) > 1
-        ):
-            del self.members[account]
+        if is_refusal(error) and self.reads(account) and len(self.members) > 1:
+            self._remove(account)
             account.handle_refusal(self.collection)
         return bool(self.members) and not self.reads(account)
 
     def _report_change(self, change: Change) -> None:
         self._on_change(self.members, change)
+
+
+def is_refusal(error: Exception | None) -> bool:
+    """Return whether an error says something about one account, and nothing about others."""
+    return isinstance(error, Forbidden | Unauthorized)
 
 
 class _Source:

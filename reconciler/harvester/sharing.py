@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from reconciler.harvester.harvester import Harvester
 from reconciler.harvester.rights import may
+from reconciler.harvester.sharedcache import is_refusal
 from reconciler.harvester.views import View
 from reconciler.harvester.watchedcollections import POOLS
 
@@ -44,6 +45,15 @@ class CacheSharing:
             return True
         harvester = self._harvester
         return harvester is not None and harvester.cache(view.collection).reads(self._session)
+
+    def error_of(self, view: View) -> Exception | None:
+        """Return why the cache of a view cannot be read, None while there is no error.
+
+        A refusal counts only if the account reads the collection itself. If another account reads
+        for it, the refusal says nothing about this account, which reads once the other has left.
+        """
+        error = view.informer.last_error
+        return None if is_refusal(error) and not self.reads(view) else error
 
     async def open(self, views: Iterable[View]) -> None:
         """Give each view that is empty a cache, and announce all of them."""

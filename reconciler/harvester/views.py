@@ -21,6 +21,7 @@ from reconciler.harvester.watchedcollections import (
 
 if TYPE_CHECKING:
     from reconciler.harvester.session import Session
+    from reconciler.harvester.sharing import CacheSharing
 
 
 class View:
@@ -101,6 +102,14 @@ class ClusterWideCaches:
     """Caches of a session that do not depend on a namespace."""
 
     _views: dict[Collection, View]
+    _sharing: CacheSharing
+
+    def error_of(self, view: View) -> Exception | None:
+        """Return why the account cannot read a cache, None while there is no error.
+
+        A refusal of another account that reads a shared cache does not count.
+        """
+        return self._sharing.error_of(view)
 
     @property
     def deployment(self) -> Informer:
@@ -140,20 +149,18 @@ class ClusterWideCaches:
     @property
     def is_settled(self) -> bool:
         """Whether each cluster-wide cache has been filled, or has an error that says why not."""
-        return all(
-            view.informer.synced or view.informer.last_error for view in self._views.values()
-        )
+        return all(view.informer.synced or self.error_of(view) for view in self._views.values())
 
     @property
     def sync_error(self) -> str:
         """Why cluster-wide caches cannot be filled; empty while first lists are being read."""
-        return sync_error_of(view.informer for view in self._views.values())
+        return sync_error_of(self._views.values(), self.error_of)
 
     @property
     def missing_kind(self) -> str:
         """A kind of Harvester that the server does not serve, empty if it serves all."""
         for view in self._views.values():
-            if isinstance(view.informer.last_error, NotFound):
+            if isinstance(self.error_of(view), NotFound):
                 return str(view.informer.resource)
         return ""
 
@@ -163,6 +170,7 @@ class TargetNamespace:
 
     def __init__(self, session: Session, name: str) -> None:
         self.name = name
+        self._error_of = session.error_of
         collections = collections_of(name, session.management_cluster)
         self._vms = session.new_view(collections.vms)
         self._instances = session.new_view(collections.instances)
@@ -208,30 +216,31 @@ class TargetNamespace:
     @property
     def sync_error(self) -> str:
         """Why caches cannot be filled; empty while the first lists are still being read."""
-        return sync_error_of(self.informers)
+        return sync_error_of(self.views, self._error_of)
 
 
-def sync_error_of(informers: Iterable[Informer]) -> str:
-    """Return why caches cannot be filled; empty while the first lists are still being read."""
-    return "; ".join(
-        str(informer.last_error)
-        for informer in informers
-        if not informer.synced and informer.last_error
-    )
+_ErrorOf = Callable[[View], Exception | None]
 
 
-def refusal_of(views: Iterable[View], reads: Callable[[View], bool]) -> str:
+def sync_error_of(views: Iterable[View], error_of: _ErrorOf) -> str:
+    """Return why caches cannot be filled; empty while the first lists are still being read.
+
+    :param error_of: returns why the account cannot read a cache
+    """
+    errors = (error_of(view) for view in views if not view.informer.synced)
+    return "; ".join(str(error) for error in errors if error)
+
+
+def refusal_of(views: Iterable[View], error_of: _ErrorOf) -> str:
     """Return why an account may not read caches, whether they are filled or not.
 
     Returns an empty text if the account may read them, or while a first list is still being read.
     Filled caches count, because a cache becomes outdated once its watch is refused.
 
-    :param reads: returns whether the account reads a cache itself. If another account reads for it,
-        errors say nothing about this account
+    :param error_of: returns why the account cannot read a cache
     """
-    checked = list(views)
-    if any(not view.informer.synced and view.informer.last_error is None for view in checked):
+    errors = [(view, error_of(view)) for view in views]
+    if any(not view.informer.synced and error is None for view, error in errors):
         return ""  # which error comes first depends on the order of answers
 
-    errors = (view.informer.last_error for view in checked if reads(view))
-    return "; ".join(str(error) for error in errors if isinstance(error, Forbidden))
+    return "; ".join(str(error) for _, error in errors if isinstance(error, Forbidden))

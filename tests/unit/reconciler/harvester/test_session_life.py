@@ -263,6 +263,25 @@ async def test_changes_are_reported_once_for_all_accounts_that_share_them(monkey
         assert it.changes == [({"a", "b"}, "ippools")]
 
 
+@pytest.mark.parametrize("was_filled", [True, False])
+async def test_an_account_that_joins_reads_at_once_what_another_may_not(
+    was_filled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = MemoryHarvester()
+    denied = {("a", "ippools")}
+    server.denied = set() if was_filled else denied
+    async with sessions_on(server, monkeypatch=monkeypatch) as it:
+        first = await it.open(server, "a")
+        server.denied = denied
+        server.end_watches("ippools")
+        await seconds(200)
+        second = await it.open(server, "b")
+        await seconds(0.1)
+        assert second.pools.current
+        assert server.readers("ippools") == ["b"]
+        assert first.pools is not second.pools
+
+
 async def test_the_reader_of_a_cache_of_its_own_hears_its_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     server = MemoryHarvester()
     server.denied = {("b", "nodes")}

@@ -79,6 +79,47 @@ async def test_refusal_of_the_account_that_reads_is_none_of_another_that_shares_
         assert first.refusal(first.watch_namespace("vms"), first.pools) == "cannot list ippools"
 
 
+async def test_account_that_joins_is_not_blamed_for_a_refusal_of_the_one_that_reads() -> None:
+    server = Server()
+    server.denied = {("a", "ippools"), ("a", "virtualmachines")}
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: first.is_settled and first.watch_namespace("vms").vms.last_error)
+        # The second account waits for its turn.
+        server.held = {"ippools": asyncio.Event(), "virtualmachines": asyncio.Event()}
+        second = await it.open(server, "b")
+        namespace = second.watch_namespace("vms")
+        await until(lambda: second.pools is first.pools and namespace.vms is first.watch_namespace("vms").vms)
+        await until(lambda: second.services.synced and namespace.claims.synced)
+        assert isinstance(second.pools.last_error, Forbidden)
+        assert (second.sync_error, namespace.sync_error, second.refusal(namespace)) == ("", "", "")
+        assert not second.is_settled
+        assert "cannot list ippools" in first.sync_error
+        for event in server.held.values():
+            event.set()
+        await until(lambda: filled(second))
+        await until(lambda: "cannot list ippools" in first.sync_error)
+        assert first.pools is not second.pools
+
+
+async def test_account_that_joins_is_not_rejected_with_the_one_that_reads() -> None:
+    server = Server()
+    async with serving(server), opened() as it:
+        first = await it.open_filled(server, "a")
+        server.tokens = {"b"}
+        server.end_watches()
+        await until(lambda: isinstance(first.deployment.last_error, Unauthorized))
+        server.held = {"deployments": asyncio.Event()}
+        second = await it.open(server, "b")
+        await until(lambda: second.deployment.synced and first.deployment is not second.deployment)
+        # It is its turn, but it has no answer yet.
+        assert second.deployment.last_error is None
+        assert second.error is None
+        server.held["deployments"].set()
+        await until(lambda: server.readers("deployments") == ["b"])
+        assert second.error is None
+
+
 async def test_verdict_waits_for_the_answers_about_all_collections() -> None:
     server = Server()
     server.missing = {"ippools", "virtualmachineimages"}
