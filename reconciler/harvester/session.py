@@ -135,6 +135,7 @@ class Session(ClusterWideCaches):
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._caches_state: Hashable = (False, frozenset(), "", "")
+        self._caches_report: asyncio.Handle | None = None
 
         # Caches.
         self._probe = Probe(self.report_health, self.own_informers, self.report_caches)
@@ -234,7 +235,14 @@ class Session(ClusterWideCaches):
         self._health.report()
 
     def report_caches(self) -> None:
-        """Report when all caches have become current, or when a cache fails for a new reason."""
+        """Report soon when all caches have become current, or when one fails for a new reason."""
+        # An outage ends all watches together, and each report reads the state of all of them. So
+        # all that end in one turn of the event loop cause one report.
+        if self._caches_report is None:
+            self._caches_report = asyncio.get_running_loop().call_soon(self._report_caches)
+
+    def _report_caches(self) -> None:
+        self._caches_report = None
         views = self._all_views()
         errors = [self.error_of(view) for view in views]
         failing = frozenset(number for number, error in enumerate(errors) if error)
@@ -263,6 +271,8 @@ class Session(ClusterWideCaches):
 
         for view in self._all_views():
             await self._sharing.close(view)
+        if self._caches_report:
+            self._caches_report.cancel()
         if self._harvester:
             self._harvesters.leave(self, self._harvester)
         await self.client.close()

@@ -9,7 +9,9 @@ import pytest
 
 from caphv.api.object import NAMESPACES, Key, Obj
 from caphv.runtime.errors import NotFound, Unauthorized, Unreachable
+from reconciler.harvester import session as session_module
 from reconciler.harvester.session import Session
+from reconciler.harvester.views import View
 from tests.support.reconciler.memoryharvester import MemoryHarvester, MemorySessions, sessions_on
 from tests.support.virtualtime import settle
 
@@ -248,6 +250,28 @@ async def test_caches_are_reported_when_they_become_current_and_then_no_more(mon
         server.denied = set()
         await seconds(60)
         assert len(it.caches) > before
+
+
+async def test_caches_whose_watches_end_together_are_examined_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With hundreds of target namespaces, an outage would otherwise hold up the event loop."""
+    server = MemoryHarvester()
+    async with sessions_on(server, monkeypatch=monkeypatch) as it:
+        session = await it.open(server, "a")
+        for number in range(20):
+            session.watch_namespace(f"vms-{number}")
+        await seconds(5)
+        assert server.watches() > 80
+        examinations: list[int] = []
+
+        def refusal_of(views: list[View], *_: object) -> str:
+            examinations.append(len(views))
+            return ""
+
+        monkeypatch.setattr(session_module, "refusal_of", refusal_of)
+        server.end_watches()
+        await settle()
+        assert server.watches() > 80
+        assert 1 <= len(examinations) < 10, "once when they end, and once when they are open again"
 
 
 async def test_changes_are_reported_once_for_all_accounts_that_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
