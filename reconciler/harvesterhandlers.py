@@ -78,7 +78,7 @@ class HarvesterHandlers:
     def connect(self) -> None:
         """Install the handlers on all sessions."""
         self._context.sessions.connect(
-            SessionEvents(self.handle, self.health, self.caches, self.limits)
+            SessionEvents(self.handle, self.health, self.caches, self.limits, self.filled)
         )
 
     def handle(self, sessions: _Sessions, change: Change) -> None:
@@ -265,9 +265,16 @@ class HarvesterHandlers:
 
     def health(self, session: Session) -> None:
         """Enqueue all objects on a Harvester that began or stopped to answer or to reject us."""
-        for key in self._context.sessions.users(session):
+        self.filled(session, "")
+
+    def filled(self, session: Session, namespace: str) -> None:
+        """Enqueue all objects that use caches which were filled or replaced.
+
+        :param namespace: target namespace of the caches, empty for cluster-wide caches
+        """
+        for key in self._context.sessions.users(session, namespace):
             self._clusters.add(key)
-        self._add_machines_on(session)
+        self._add_machines_on(session, namespace)
 
     def caches(self, session: Session) -> None:
         """Enqueue the objects that wait for a cache that became current or began to fail."""
@@ -292,15 +299,20 @@ class HarvesterHandlers:
         harvester_cluster = self._caches.harvester_cluster_of_machine(machine)
         return self._context.sessions.of(key_of(harvester_cluster)) if harvester_cluster else None
 
-    def _add_machines_on(self, session: Session, *, growing: bool = False) -> None:
-        """Enqueue the machines on a Harvester, on request only those whose VMs can grow."""
-        for cluster in self._clusters_using(session):
+    def _add_machines_on(
+        self, session: Session, namespace: str = "", *, growing: bool = False
+    ) -> None:
+        """Enqueue the machines on a Harvester, on request only those whose VMs can grow.
+
+        :param namespace: enqueue only machines in this target namespace, if given
+        """
+        for cluster in self._clusters_using(session, namespace):
             for machine in self._caches.machines_of(cluster):
                 if not growing or has_maxima(machine.get("spec") or {}):
                     self._machines.add(key_of(machine))
 
-    def _clusters_using(self, session: Session) -> Iterator[Obj]:
-        for key in self._context.sessions.users(session):
+    def _clusters_using(self, session: Session, namespace: str = "") -> Iterator[Obj]:
+        for key in self._context.sessions.users(session, namespace):
             harvester_cluster = self._caches.harvester_clusters.get(*key)
             cluster = self._caches.cluster_of(harvester_cluster) if harvester_cluster else None
             if cluster:

@@ -64,12 +64,15 @@ class SessionEvents:
     :param health: Harvester became unreachable or reachable for a session
     :param caches: all caches of a session became current, or a cache fails for a new reason
     :param limited: the server has reached a limit
+    :param filled: caches of a session were filled or replaced: those of a target namespace, or
+        cluster-wide ones for an empty text
     """
 
     changed: Callable[[Mapping[Session, None], Change], None]
     health: Callable[[Session], None]
     caches: Callable[[Session], None] = lambda _session: None
     limited: Callable[[Session], None] = lambda _session: None
+    filled: Callable[[Session, str], None] = lambda _session, _namespace: None
 
 
 class Session(ClusterWideCaches):
@@ -371,7 +374,11 @@ class Session(ClusterWideCaches):
         """Requeue the clusters and machines that wait for these caches."""
         for view in views:
             await view.wait_until_filled()
-        self._events.health(self)
+
+        # One account may have hundreds of namespaces, and each is of interest to few clusters.
+        is_cluster_wide = any(view.collection in self._views for view in views)
+        namespace = "" if is_cluster_wide else views[0].collection.namespace
+        self._events.filled(self, namespace)
         self.report_caches()
 
     async def _review(self) -> None:

@@ -145,7 +145,11 @@ class Sessions:
     def _open(self, access: Kubeconfig, identity: str) -> Session:
         """Open a session for credentials that no cluster has used yet."""
         events = SessionEvents(
-            self._report_change, self._report_health, self._report_caches, self._report_limit
+            self._report_change,
+            self._report_health,
+            self._report_caches,
+            self._report_limit,
+            self._report_filled,
         )
         session = Session(
             access,
@@ -215,6 +219,9 @@ class Sessions:
 
     def _report_limit(self, session: Session) -> None:
         self._events.limited(session)
+
+    def _report_filled(self, session: Session, namespace: str) -> None:
+        self._events.filled(session, namespace)
 
     def _machines(self, fingerprint: str) -> int:
         """Count the machines for which a session is used."""

@@ -108,10 +108,13 @@ class Opened:
         self.reported: list[tuple[str, bool]] = []
         self.requeued: list[tuple[str, bool]] = []
         self.limited: list[str] = []
-        self.sessions.connect(SessionEvents(self._changed, self._health, self._caches, self._limited))
+        self.sessions.connect(SessionEvents(self._changed, self._health, self._caches, self._limited, self._filled))
 
     def _changed(self, sessions: Mapping[Session, None], change: Change) -> None:
         self.changes.append(({session.identity for session in sessions}, change.resource.plural))
+
+    def _filled(self, session: Session, _namespace: str) -> None:
+        self.requeued.append((session.identity, filled(session)))
 
     def _health(self, session: Session) -> None:
         self.requeued.append((session.identity, filled(session)))

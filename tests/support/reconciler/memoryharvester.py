@@ -189,12 +189,14 @@ class MemorySessions:
         self.health: list[str] = []
         self.caches: list[str] = []
         self.limited: list[str] = []
+        self.filled: list[tuple[str, str]] = []
         self.sessions.connect(
             SessionEvents(
                 self._changed,
                 lambda session: self.health.append(session.identity),
                 lambda session: self.caches.append(session.identity),
                 lambda session: self.limited.append(session.identity),
+                lambda session, namespace: self.filled.append((session.identity, namespace)),
             )
         )
         monkeypatch.setattr(Kubeconfig, "client", self._client_of())

@@ -70,6 +70,16 @@ def test_volume_that_a_guest_had_requeues_every_cluster_that_may_have_it_now(
     assert len(fixture.clusters) == matters
 
 
+def test_caches_of_a_namespace_requeue_the_clusters_and_machines_that_use_it() -> None:
+    fixture = Fixture()
+    fixture.context.sessions.users = lambda _session, namespace: [CLUSTER] if namespace in ("", "vms") else []
+    session = cast(Session, None)
+    fixture.harvester.filled(session, "other")
+    assert (len(fixture.clusters), len(fixture.queue)) == (0, 0)
+    fixture.harvester.filled(session, "vms")
+    assert (len(fixture.clusters), len(fixture.queue)) == (1, 1)
+
+
 def test_limit_of_a_harvester_requeues_its_clusters() -> None:
     fixture = Fixture()
     fixture.harvester.limits(cast(Session, None))

@@ -383,6 +383,19 @@ async def test_the_next_account_reads_what_a_closed_one_has_read(monkeypatch: py
         assert third.pools is second.pools
 
 
+async def test_a_namespace_that_is_opened_concerns_only_those_that_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = MemoryHarvester()
+    async with sessions_on(server, monkeypatch=monkeypatch) as it:
+        session = await it.open(server, "a")
+        await seconds(5)
+        assert it.filled == [("a", "")]
+        it.health.clear()
+        session.watch_namespace("other")
+        await seconds(5)
+        assert it.filled == [("a", ""), ("a", "other")]
+        assert it.health == []
+
+
 async def test_a_namespace_that_is_left_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     server = MemoryHarvester()
     async with sessions_on(server, monkeypatch=monkeypatch) as it:

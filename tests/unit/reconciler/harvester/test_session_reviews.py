@@ -93,12 +93,12 @@ async def test_a_right_that_ends_takes_the_shared_cache_away(monkeypatch: pytest
         assert first.own_informers() == []
         assert second.pools is first.pools
 
-        it.health.clear()
+        it.filled.clear()
         server.denied = set()
         await seconds(800)
         assert second.hosts is first.hosts
         assert second.own_informers() == []
-        assert "b" in it.health, "what waits for these objects hears of it"
+        assert ("b", "") in it.filled, "what waits for these objects hears of it"
         assert server.readers("nodes") == ["a"]
 
 
