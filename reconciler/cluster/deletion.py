@@ -66,12 +66,16 @@ async def delete_infrastructure(scope: ClusterScope) -> None:
     await guestvolumes.delete_volumes(scope)
     await loadbalancer.delete_load_balancer(scope)
 
-    # Delete the Service before its address is released, because it announces the address. A pool
-    # of the cluster may keep the deletion waiting for days, while others get addresses of it.
-    await delete_placeholder(scope)
+    try:
+        if scope.draft.is_true(ConditionType.CUSTOM_IP_POOL_CREATED):
+            await release_address(scope)
+        await pools.delete_pool(scope, ConditionType.CUSTOM_IP_POOL_CREATED, POOL_SUFFIX)
+    finally:
+        # The Service announces the address. Others who keep the pool for days may get it, once it
+        # is released there. A shared pool keeps it until the Service is deleted.
+        await delete_placeholder(scope)
     scope.require_current_namespace()  # because Harvester may have become unreachable meanwhile
     await release_address(scope)
-    await pools.delete_pool(scope, ConditionType.CUSTOM_IP_POOL_CREATED, POOL_SUFFIX)
     await pools.delete_pool(scope, ConditionType.VM_IP_POOL_CREATED, VM_POOL_SUFFIX)
 
 

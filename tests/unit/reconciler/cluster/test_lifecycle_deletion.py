@@ -205,16 +205,6 @@ async def test_nothing_announces_the_address_while_others_keep_the_pool(monkeypa
     assert case.harvester.stored(SERVICES) == []
 
 
-async def test_address_of_an_own_pool_stays_while_the_service_announces_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = await ready(monkeypatch, loadBalancerConfig={"ipamType": "pool", "ipPool": RANGE})
-    (service,) = case.harvester.stored(SERVICES)
-    service["metadata"]["finalizers"] = ["service.kubernetes.io/load-balancer-cleanup"]
-    case.harvester.put(service)
-    await delete(case)
-    (stored,) = case.harvester.stored(resources.IP_POOLS)
-    assert list(stored["status"]["allocated"]) == [service["spec"]["loadBalancerIP"]]
-
-
 async def test_address_leaves_a_pool_of_the_cluster_before_the_pool_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     case = await ready(monkeypatch, loadBalancerConfig={"ipamType": "pool", "ipPool": RANGE})
     before = len(case.harvester.requests)
