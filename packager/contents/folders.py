@@ -60,7 +60,8 @@ def _folder_ids(snapshot: Snapshot, root: str) -> dict[str, str]:
 def _current(snapshot: Snapshot, path: str) -> ExistingFolder:
     """Return the existing folder at a path of the repository.
 
-    A copy of a folder, under a name that the packager never writes, belongs to whoever made it.
+    A copy of a folder, under a name that the packager never writes, belongs to the user who
+    created it.
     """
     if not is_plain(path):
         entries = snapshot.files(path).items()

@@ -207,8 +207,7 @@ async def delete_cloud_config(scope: ClusterScope) -> None:
         scope.warning_event(
             "CloudConfigAccountKept",
             f"kept ServiceAccount {accounts} on Harvester with its ClusterRoleBinding and token: "
-            "their record names a HarvesterCluster of this name with another uid, as before a "
-            "move; delete them if it no longer exists",
+            "their record names a HarvesterCluster of this name with another uid, as before a move",
         )
     await scope.context.object_watches.forget(scope.key)
     # Other phases still need what they remember, also if a later step of the deletion fails.
