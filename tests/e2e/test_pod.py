@@ -23,7 +23,7 @@ import psutil
 import pytest
 import yaml
 
-from caphv.api.object import CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, SECRETS, Obj, Resource
+from caphv.api.object import CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, SECRETS, SERVICES, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from sandbox import manifests
@@ -277,11 +277,13 @@ async def scraped(pod: Pod, client: ApiClient, checkout: Path, secret: Obj) -> N
     monitor = manifests.parse(file.read_text())[0]
     (endpoint,) = monitor["spec"]["endpoints"]
     name = endpoint["tlsConfig"]["serverName"]
+    service = await client.get(SERVICES, "caphv-controller-manager-metrics-service", NAMESPACE)
+    (target,) = (port["targetPort"] for port in service["spec"]["ports"] if port["name"] == endpoint["port"])
     authority = base64.b64decode(secret["data"][endpoint["tlsConfig"]["ca"]["secret"]["key"]]).decode()
     await bind(client, "prometheus")
     headers = {"Authorization": f"Bearer {await token(client, 'prometheus')}"}
     tls: dict[str, Any] = {"ssl": ssl.create_default_context(cadata=authority)}
-    metrics = f"https://127.0.0.1:{pod.port(endpoint['port'])}{endpoint['path']}"
+    metrics = f"https://127.0.0.1:{pod.port(target)}{endpoint['path']}"
     webhook = f"https://127.0.0.1:{pod.port('webhook')}/"
     async with aiohttp.ClientSession() as session:
         async with session.get(metrics, headers=headers, server_hostname=name, **tls) as answer:
