@@ -81,7 +81,8 @@ async def test_two_deployments_share_the_load_and_one_pool(case: Case, other: Ca
         assert len(set(addresses)) == 2 * MACHINES
         assert set(await case.allocated(pool)) == set(addresses)
         leases = [lease["metadata"]["name"] for lease in (await case.management.list(LEASES, case.name))["items"]]
-        assert sorted(name.partition(".")[0] for name in leases) == ["blue", "green"]
+        # A hash follows the name of the share.
+        assert sorted(name.partition("-")[0] for name in leases) == ["blue", "green"]
 
         await running["green"].stop()
         for share, cluster in owners.items():
