@@ -336,8 +336,7 @@ def _pool_note(surroundings: Surroundings, name: str) -> str:
 
 def _replace_numbers(flag: Flag, choices: list[Choice], answer: str) -> str:
     """Replace the numbers of choices in an answer; several answers are separated by commas."""
-    example = flag.value("a,b")
-    takes_several = isinstance(example, list) and len(example) == 2
+    takes_several = flag.value("a,b") == ["a", "b"]
 
     def replace_number(text: str) -> str:
         if not re.fullmatch("[0-9]{1,5}", text):

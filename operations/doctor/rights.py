@@ -18,6 +18,7 @@ from caphv.api.object import (
     VOLUME_ATTACHMENTS,
     Obj,
     at,
+    dict_at,
 )
 from caphv.api.resources import IMAGES, STORAGE_PROFILES, VM_BACKUPS
 from caphv.runtime.client import ApiClient
@@ -106,7 +107,7 @@ def import_rights(clusters: Iterable[Obj]) -> list[Right]:
 
     An account can do without: Harvester may have the images, or get them by hand.
     """
-    declared = (imports(cluster.get("spec") or {}) for cluster in clusters)
+    declared = (imports(dict_at(cluster, "spec")) for cluster in clusters)
     namespaces = {image.namespace for images in declared for image in images.values()}
     roles = (role for role in _shipped_roles() if role["metadata"]["name"] == _IMAGES)
     return sorted(right for role in roles for right in _role_rights(role, {_IMAGES: namespaces}))

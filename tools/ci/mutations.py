@@ -5,6 +5,7 @@ log lines and progress: no test should pin a sentence.
 """
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +130,10 @@ class _Finder(ast.NodeVisitor):
 
     def visit(self, node: ast.AST) -> None:
         """Collect the mutations of a node and then of its children, except annotations."""
-        if isinstance(node, ast.Expr) and self._text(node.value).startswith(_REPORTS):
+        # A call may continue on the next line after its parenthesis.
+        if isinstance(node, ast.Expr) and re.sub(r"\(\s+", "(", self._text(node.value)).startswith(
+            _REPORTS
+        ):
             return
         # Only type checkers see what is below this.
         if isinstance(node, ast.If) and "TYPE_CHECKING" in self._text(node.test):

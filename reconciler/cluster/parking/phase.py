@@ -303,7 +303,6 @@ def _report_parked(scope: ClusterScope, observed: Observation, step: Step) -> No
     # The workload API does not answer until the cluster is resumed.
     scope.context.workloads.forget(scope.cluster_key)
     scope.memory.parking.drain_since = None
-    scope.memory.parking.resume_since = None
     if scope.draft.is_true(ConditionType.PARKED):
         return
 

@@ -150,7 +150,9 @@ def test_an_unreadable_record_is_refused(text: str) -> None:
 def test_a_restore_begins_only_with_a_good_snapshot_on_a_machine_with_an_address() -> None:
     parts, cluster = parts_of(three())
     good, copy = choose(cluster, NAME, "", copies())
-    assert failed(begin_checks(parts, cluster, good, copy, "")) == []
+    checks = begin_checks(parts, cluster, good, copy, "")
+    assert failed(checks) == []
+    assert "snapshot" in [check.id for check in checks]
 
     broken = snapshots_of([snapshot_file("cp-2", TAKEN, s3=True, error="full")], {"cp-2"})
     restore, copy = choose(cluster, NAME, "", broken)
@@ -297,7 +299,9 @@ def test_a_restore_is_complete_when_the_restored_node_is_ready() -> None:
     parts, cluster = parts_of(three())
     begun = Restore(NAME, True, "cp-2", ID, "cp-2-1a2b")
     nodes = dict.fromkeys(("cp-1", "cp-2", "cp-3", "worker-1"), True)
-    assert all(check.result is Result.OK for check in finish_checks(parts, cluster, begun, EtcdNodes(nodes, AFTER), ""))
+    checks = finish_checks(parts, cluster, begun, EtcdNodes(nodes, AFTER), "")
+    assert all(check.result is Result.OK for check in checks)
+    assert "api" in [check.id for check in checks]
     assert failed(finish_checks(parts, cluster, begun, EtcdNodes({}, AFTER), "no answer")) == ["api"]
     assert failed(finish_checks(parts, cluster, begun, EtcdNodes(nodes | {"cp-2": False}, AFTER), "")) == ["machine"]
 

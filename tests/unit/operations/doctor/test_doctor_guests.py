@@ -65,6 +65,11 @@ def test_chosen_network_of_a_guest_that_hides_its_networks_is_not_announced_ther
     assert "network: target/b from IPPool b, but announced on another network, because only IPPools without" in text
 
 
+def test_networks_of_vms_with_different_numbers_of_interfaces_are_compared() -> None:
+    text = message([on("vlan", "b"), on("vlan", name="prod-b")], pools=[pool("any", "")])
+    assert "from IPPool any" in text
+
+
 def test_pool_with_one_address_gives_always_this_one() -> None:
     text = message([machine()], pools=[sized("one", "target/vlan", "10.0.0.10", "10.0.0.10")])
     assert "from IPPool one (always 10.0.0.10, which others share by annotation " in text

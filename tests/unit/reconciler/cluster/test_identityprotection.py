@@ -167,17 +167,17 @@ async def test_deleted_secret_waits_for_living_clusters_of_a_namespace_that_is_d
 async def test_missing_right_is_reported_once_and_tried_again_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = [0.0]
+    clock = [1000.0]
     monkeypatch.setattr("reconciler.cluster.identityprotection.time.monotonic", lambda: clock[0])
     protected = Protected(finalizers=[])
     protected.error = Forbidden(403, "Forbidden", "cannot patch secrets")
     assert [await protected.ensure() for _ in range(3)] == [False] * 3
     assert protected.attempts == 1
-    clock[0] = RETRY_SECONDS
+    clock[0] += RETRY_SECONDS
     assert not await protected.ensure()
     assert protected.attempts == 2
     assert caplog.text.count(MISSING_RIGHT) == 1
-    clock[0] = 2 * RETRY_SECONDS
+    clock[0] += RETRY_SECONDS
     protected.error = None
     assert await protected.ensure()
     assert await protected.reconcile() == []
