@@ -86,6 +86,11 @@ def test_a_version_that_cannot_follow_is_refused(version: str, message: str) -> 
     assert message in text
 
 
+def test_a_version_that_skips_one_names_that_one() -> None:
+    (check,) = (check for check in plan(Builder(), "v1.38.0+rke2r1").checks if check.id == "version")
+    assert check.remedy == "Upgrade to the latest v1.37 first"
+
+
 @pytest.mark.parametrize("version", ["v1.36.2+rke2r2", "v1.36.3+rke2r1", "v1.37.0+rke2r1", "v1.37.0-rc.1+rke2r1"])
 def test_a_version_that_can_follow_is_taken(version: str) -> None:
     assert plan(Builder(), version).errors == ()

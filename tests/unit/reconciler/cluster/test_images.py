@@ -181,6 +181,16 @@ async def test_name_of_an_object_in_another_namespace_is_not_taken_again() -> No
     assert harvester.created == []
 
 
+async def test_name_of_an_object_in_its_own_namespace_is_for_harvester_to_refuse() -> None:
+    harvester = Harvester()
+    cluster = Cluster(harvester, ENTRY)
+    image = next(iter(imports(cluster.spec).values()))
+    metadata = {"name": image.object_name, "namespace": image.namespace}
+    harvester.observe({"metadata": metadata, "spec": {"displayName": "else"}})
+    await cluster.reconcile()
+    assert [obj["metadata"]["name"] for obj in harvester.created] == [image.object_name]
+
+
 CONFLICT = Invalid(409, "Conflict", 'admission webhook "x" denied the request: A resource with the same name exists')
 
 
