@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 from prometheus_client import REGISTRY
 
-from caphv.api.object import Obj, key_of
+from caphv.api.object import Key, Obj, key_of
 from caphv.runtime.budget import MemoryBudget
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
@@ -412,40 +412,44 @@ async def test_cache_that_exceeded_its_memory_recovers_once_objects_shrink() -> 
         assert it.versions() == server.versions()
 
 
-async def test_a_server_that_went_back_to_a_backup_is_believed() -> None:
-    server = Collection()
+Backup = tuple[int, dict[Key, Obj]]
+
+
+def with_backup(server: Collection) -> Backup:
+    """Take a backup of an object, which is changed since, and next to which there is another one."""
     server.write("kept")
     backup = server.backup()
     for _ in range(20):
         server.write("kept", state="newer")
     server.write("made-since")
+    return backup
+
+
+async def restore_after(server: Collection, backup: Backup, seconds: float, informer: Informer) -> None:
+    """Restore a backup while the server is down for that time, and let the informer notice that it is back."""
+    server.failures.extend([Unreachable("down")] * 100)
+    server.end_watches(Unreachable("down"))
+    await asyncio.sleep(seconds)
+    server.restore(backup)
+    server.failures.clear()
+    informer.retry_now()
+    await asyncio.sleep(1)
+
+
+async def test_a_server_that_went_back_to_a_backup_is_believed() -> None:
+    server = Collection()
+    backup = with_backup(server)
     async with watched(server) as it:
-        server.failures.extend([Unreachable("down")] * 100)
-        server.end_watches(Unreachable("down"))
-        await asyncio.sleep(400)
-        server.restore(backup)
-        server.failures.clear()
-        it.informer.retry_now()
-        await asyncio.sleep(1)
+        await restore_after(server, backup, 400, it.informer)
         assert it.versions() == server.versions()
 
 
 async def test_a_backup_that_is_restored_within_minutes_is_noticed_by_its_silence() -> None:
     server = Collection()
     server.patience = 150.0
-    server.write("kept")
-    backup = server.backup()
-    for _ in range(20):
-        server.write("kept", state="newer")
-    server.write("made-since")
+    backup = with_backup(server)
     async with watched(server) as it:
-        server.failures.extend([Unreachable("down")] * 100)
-        server.end_watches(Unreachable("down"))
-        await asyncio.sleep(60)
-        server.restore(backup)
-        server.failures.clear()
-        it.informer.retry_now()
-        await asyncio.sleep(1)
+        await restore_after(server, backup, 60, it.informer)
         server.write("new")
         assert it.informer.current, "the server accepts a watch from its future"
         await asyncio.sleep(160)

@@ -155,14 +155,16 @@ async def test_watch_event_beyond_the_bounds_is_refused(part: bytes) -> None:
             await asyncio.wait_for(anext(client.watch(THINGS, resource_version="1")), 10)
 
 
+async def silent(request: web.Request) -> web.StreamResponse:
+    """Open a watch, and send nothing."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    await asyncio.sleep(30)
+    return response
+
+
 async def test_watch_that_brings_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_client, "_WATCH_SILENCE_SECONDS", 0.2)
-
-    async def silent(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await asyncio.sleep(30)
-        return response
 
     async with serving(silent) as client:
         with pytest.raises(SilentWatch):
@@ -171,12 +173,6 @@ async def test_watch_that_brings_nothing_says_so(monkeypatch: pytest.MonkeyPatch
 
 async def test_watch_ends_when_its_client_is_closed() -> None:
     opened = asyncio.Event()
-
-    async def silent(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await asyncio.sleep(30)
-        return response
 
     async with serving(silent) as client:
         events = client.watch(THINGS, resource_version="1", on_open=opened.set)

@@ -22,7 +22,7 @@ from caphv.runtime.errors import Forbidden, Invalid, ServerFault, Unauthorized, 
 from reconciler.cluster.parking import phase
 from tests.support.reconciler.guests import delivered, tokens
 from tests.support.reconciler.infrastructure import ready
-from tests.support.reconciler.memorycase import TARGET
+from tests.support.reconciler.memorycase import TARGET, MemoryCase
 from tests.support.reconciler.parking import (
     REFUSED,
     SINCE,
@@ -132,7 +132,8 @@ async def test_a_vm_with_the_deprecated_field_is_parked_by_its_run_strategy(
         assert vm_of(case, "w")["spec"] == {"running": False, "template": {}}
 
 
-async def test_nodes_that_a_webhook_keeps_delay_parking_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def draining(monkeypatch: pytest.MonkeyPatch) -> MemoryCase:
+    """A cluster whose workers do not stop yet, because one Node cannot be cordoned."""
     case = await ready(monkeypatch)
     park(case)
     for name in ("cp", "w"):
@@ -140,6 +141,11 @@ async def test_nodes_that_a_webhook_keeps_delay_parking_for_a_bounded_time(monke
         add_node(case, name, unschedulable=False)
     case.workload.errors["patch Node cp"] = REFUSED
     await case.reconcile()
+    return case
+
+
+async def test_nodes_that_a_webhook_keeps_delay_parking_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await draining(monkeypatch)
     assert "Node cp cannot be cordoned" in message_of(case)
     assert is_cordoned(case, "w"), "the others are"
     assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
@@ -151,13 +157,7 @@ async def test_nodes_that_a_webhook_keeps_delay_parking_for_a_bounded_time(monke
 
 
 async def test_workers_are_drained_again_after_a_park_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = await ready(monkeypatch)
-    park(case)
-    for name in ("cp", "w"):
-        add_vm(case, name, control_plane=name == "cp")
-        add_node(case, name, unschedulable=False)
-    case.workload.errors["patch Node cp"] = REFUSED
-    await case.reconcile()
+    case = await draining(monkeypatch)
     assert case.scope().memory.parking.drain_since is not None
     case.scope().memory.parking.drain_since = time.monotonic() - 200
 
