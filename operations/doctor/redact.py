@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from caphv import data
-from caphv.runtime.text import Limits, TextError, load_json, load_yaml
+from caphv.runtime.text import Limits, TextError, load_json, load_yaml, load_yaml_all
 from operations.doctor.redactpatterns import (
     ARGUMENT,
     REMOVED,
@@ -77,6 +77,11 @@ _NODE_CONFIGURATION = frozenset(
         "controlPlaneConfig",
         "privateRegistriesConfig",
         "ignition",
+        # Rancher's clusters.
+        "machineGlobalConfig",
+        "machineSelectorConfig",
+        "chartValues",
+        "additionalManifest",
     }
 )
 # Fields of a node's configuration that hold no secret.
@@ -145,13 +150,15 @@ _DROPPED_ANNOTATIONS = (
     "last-applied-configuration",
     "-server-configuration",
     "-cluster-configuration",
+    "objectset.rio.cattle.io/applied",
 )
 
 # A text of this length is searched in milliseconds. No longer text of an object is useful.
 _MAX_TEXT_LENGTH = 128 * 1024
 _LIMITS = Limits(size=_MAX_TEXT_LENGTH, depth=30, nodes=20_000, seconds=1.0, aliases=False)
 _MAPPING = re.compile(
-    r"\s{0,64}(?:#[^\n]{0,256}\n\s{0,64}){0,8}(?:-[ \t]{1,8})?[\"']?[\w./-]{1,128}[\"']?:(?:\s|$)"
+    r"\s{0,64}(?:---[ \t]{0,8}\n\s{0,64})?(?:#[^\n]{0,256}\n\s{0,64}){0,8}"
+    r"(?:-[ \t]{1,8})?[\"']?[\w./-]{1,128}[\"']?:(?:\s|$)"
 )
 
 
@@ -198,7 +205,7 @@ def _reduce_object(obj: dict[Any, Any], *, is_strict: bool) -> dict[Any, Any]:
 
         if name == "annotations" and isinstance(value, dict):
             reduced[name] = _reduce_annotations(value)
-        elif name == "variables" and isinstance(value, list):
+        elif name in ("variables", "overrides") and isinstance(value, list):
             reduced[name] = [_reduce_variable(variable) for variable in value]
         elif value and not isinstance(value, bool) and _is_secret(name, value, obj):
             reduced[name] = REMOVED
@@ -256,9 +263,8 @@ def _reduce_text(text: str) -> str:
         if text.lstrip()[:1] in ("{", "["):
             return json.dumps(redact(load_json(text, _LIMITS)), ensure_ascii=False)
         if "\n" in text and _MAPPING.match(text):
-            return yaml.safe_dump(
-                redact(load_yaml(text, _LIMITS)), sort_keys=False, allow_unicode=True
-            )
+            documents = redact(load_yaml_all(text, _LIMITS))
+            return yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True)
     except TextError:
         pass  # neither JSON nor YAML
 

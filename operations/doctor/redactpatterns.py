@@ -25,6 +25,9 @@ SECRET_BLOCK = re.compile(rf"(?i)(?:{KEYS}|credentials?|{_USER_DATA})$")
 SECRET_NAME = re.compile(rf"(?i)(?:{KEYS}|credentials?|secret|{_USER_DATA})$")
 ARGUMENT = re.compile(rf"(?i)(?:--[\w-]{{0,64}}{KEYS}|-u|--user|-p)")
 
+# A character of a value without quotes. A comma may be one, unless another field follows.
+_UNQUOTED = r"[^\s&\"',\\}]|,(?![\s\"'\\}]|[\w.-]{1,64}[=:]|$)"
+
 # The first group of each pattern stays in the text.
 _PATTERNS = tuple(
     map(
@@ -46,7 +49,8 @@ _PATTERNS = tuple(
             r"()LS0tLS1CRUdJTi(?!BDRVJUSUZJQ0FUR)[A-Za-z0-9+/=]{16,}+",
             # A password with a slash makes a URL invalid, but users write it. A port is not a
             # password, nor is the user of SSH.
-            r"(://)[^\s/:@\"']{0,256}+:(?!\d{1,5}/)[^\s@\"']{1,512}+(?=@)",
+            # Without an escape, a password may contain the sign that ends it.
+            r"(://)[^\s/:@\"']{0,256}+:(?!\d{1,5}/)[^\s@\"']{1,512}+(?:@[^\s@/\"']{1,512}+(?=@))*(?=@)",
             r"(://)(?!git@)[^\s/:@\"']{1,512}+(?=@)",
             r"(?i)((?:bearer|basic) )[A-Za-z0-9._~+/=:-]{8,}",
             (
@@ -61,10 +65,14 @@ _PATTERNS = tuple(
             r"(?:(?!\2)(?:\\.|[^\\\n]))+",
             r"(?i)((?:set-)?cookie2?\\{0,4}[\"']?\s{0,4}:\s{0,4})(?!\(removed\)|\\*[\"'])[^\n\"']+",
             (
-                rf"(?i)((?:{KEYS}|(?<![a-z])secret)\\{{0,8}}[\"']? ?[:=]["
-                r" \t]{0,8})[^\s&\"',\\}]{6,}"
+                rf"(?i)((?:{KEYS}|(?<![a-z])secret)\\{{0,8}}[\"']? ?=[ \t]{{0,8}})"
+                rf"(?:{_UNQUOTED}){{1,512}}"
             ),
-            rf"(?i)((?<![\w-])--[\w-]{{0,64}}{KEYS}[ =])[^\s&\"',\\]{{6,}}",
+            (
+                rf"(?i)((?:{KEYS}|(?<![a-z])secret)\\{{0,8}}[\"']? ?:[ \t]{{0,8}})"
+                rf"(?:{_UNQUOTED}){{4,512}}"
+            ),
+            rf"(?i)((?<![\w-])--[\w-]{{0,64}}{KEYS}[ =])(?!-)(?:{_UNQUOTED}){{4,512}}",
             # An argument and its value as two items, of JSON and of YAML.
             rf"(?i)((?<![\w-])--[\w-]{{0,64}}{KEYS}\\{{0,8}}[\"']\s{{0,8}},\s{{0,8}}"
             r"(\\{0,8}[\"'])(?!-))"

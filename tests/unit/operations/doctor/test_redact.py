@@ -45,6 +45,12 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----"
         ("joined with abcdef.0123456789abcdef.", "0123456789abcdef"),
         ("clone https://ABCDEFTOKEN@example.com/x", "ABCDEFTOKEN"),
         ("clone https://user:pa/ss@example.com/x", "pa/ss"),
+        ("clone https://user:p@ss@word@example.com/x", "word"),
+        ("password=Ab,9xkQ2mw7", "9xkQ2mw7"),
+        ("password=abcdefg,hijkl", "hijkl"),
+        ("pwd=admin", "admin"),
+        ("password: admin", "admin"),
+        ("helm install --password=a,b", "a,b"),
         ('args: ["--etcd-s3-secret-key", "wJ al"]', "wJ al"),
         (r'"{\"args\": [\"--token\", \"hunter 2\"]}"', "hunter 2"),
         ("- --token\n- 'hunter 2'\n- --v=2", "hunter 2"),
@@ -67,6 +73,7 @@ def test_texts_lose_what_looks_like_a_credential(text: str, secret: str) -> None
         {"variables": [{"name": "preBootCommands", "value": ["echo secret-1"]}]},
         {"extraEnv": {"AWS_SECRET_ACCESS_KEY": "secret-1", "OIDC_CLIENT_SECRET": "secret-1"}},
         {"metadata": {"annotations": {"controlplane.cluster.x-k8s.io/kubeadm-cluster-configuration": "secret-1"}}},
+        {"metadata": {"annotations": {"objectset.rio.cattle.io/applied": "secret-1"}}},
     ],
 )
 def test_fields_that_hold_credentials_are_removed(value: Any) -> None:
@@ -105,6 +112,7 @@ def test_a_name_that_ends_like_a_key_hides_its_value(name: str) -> None:
         "cannot clone ssh://git@example.com/team/repo",
         "bypass: disabled; compass=northern",
         "spec.secretName: reference-a, tokenSecretRef: reference-b",
+        "the token: not set; use --token --wait",
     ],
 )
 def test_texts_without_credentials_stay(text: str) -> None:
@@ -149,10 +157,18 @@ TALOS = {
 }
 
 
+RANCHER = {
+    "machineGlobalConfig": {"etcd-s3-thing": "secret-1"},
+    "machineSelectorConfig": [{"config": {"kubelet-arg": ["secret-1"]}}],
+    "chartValues": {"rke2-cilium": {"x": "secret-1"}},
+    "additionalManifest": "---\nkind: Secret\nstringData:\n  smtp: secret-1\n",
+}
+
+
 @pytest.mark.parametrize(
     "spec",
-    [{"kubeadmConfigSpec": KUBEADM}, RKE2, {"kthreesConfigSpec": K3S}, {"controlPlaneConfig": TALOS}],
-    ids=["kubeadm", "rke2", "k3s", "talos"],
+    [{"kubeadmConfigSpec": KUBEADM}, RKE2, {"kthreesConfigSpec": K3S}, {"controlPlaneConfig": TALOS}, RANCHER],
+    ids=["kubeadm", "rke2", "k3s", "talos", "rancher"],
 )
 def test_node_configuration_of_each_distribution_loses_its_secrets(spec: Any) -> None:
     whole = {"spec": {"replicas": 3, **spec}, "status": {"talosConfig": "secret-1"}}
@@ -230,6 +246,8 @@ def test_texts_and_names_of_unusual_length_are_removed() -> None:
         ('{"data": {"a": "many words"}, "x": 1}', '{"data": "(removed)", "x": 1}'),
         ('  [{"runcmd": ["many words"]}]', '[{"runcmd": "(removed)"}]'),
         ("kind: Secret\ndata:\n  a: many words\n", "kind: Secret\ndata: (removed)\n"),
+        ("---\nkind: Secret\ndata:\n  a: many words\n", "kind: Secret\ndata: (removed)\n"),
+        ("a: 1\n---\nkind: Secret\ndata:\n  a: many words\n", "a: 1\n---\nkind: Secret\ndata: (removed)\n"),
     ],
 )
 def test_text_that_is_data_is_reduced_as_data(text: str, expected: str) -> None:

@@ -60,6 +60,8 @@ def in_objects() -> Iterator[tuple[str, Any]]:
     for name in ("custom", "registryLogin", "addons"):
         yield f"variable-{name}", {"topology": {"variables": [{"name": name, "value": SECRET}]}}
         yield f"nested-variable-{name}", {"topology": {"variables": [{"name": name, "value": {"a": [SECRET]}}]}}
+        overrides = {"variables": {"overrides": [{"name": name, "value": SECRET}]}}
+        yield f"overridden-variable-{name}", {"topology": {"workers": {"machineDeployments": [overrides]}}}
 
     secret = {"apiVersion": "v1", "kind": "Secret", "data": {"x": SECRET}, "stringData": {"y": SECRET}}
     for name in ("example.com/saved", "caphv.io/saved"):
