@@ -146,19 +146,16 @@ def archive(files: Mapping[str, str], root: str) -> bytes:
 async def _read_log(
     session: aiohttp.ClientSession, connection: Connection, path: str, container: str
 ) -> str:
-    """Read a log, redacted.
+    """Read the end of a log, redacted.
 
     :param session: the session for the request
     :param connection: connection to the management cluster
     :param path: the path of a Pod's log
     :param container: the name of a container in the Pod
     """
-    query = {
-        "container": container,
-        "limitBytes": str(_LOG_BYTES),
-        "tailLines": "20000",
-        "timestamps": "true",
-    }
+    # With a limit of bytes, the server leaves out the newest lines. With its timestamps, lines of
+    # YAML and keys would not be recognized as such.
+    query = {"container": container, "tailLines": "20000"}
 
     # The API client reads JSON only, so that this request repeats its handling of a connection.
     try:
@@ -173,12 +170,27 @@ async def _read_log(
             server_hostname=connection.server_name,
             allow_redirects=False,
         ) as answer:
-            text = await answer.text(errors="replace")
+            text = (await _read_end(answer.content)).decode(errors="replace")
             if answer.status != 200:
                 text = f"cannot be read: HTTP {answer.status}: {text}\n"
             return redact_text(text)
     except (aiohttp.ClientError, OSError) as error:
         return redact_text(f"cannot be read: {describe(error)}\n")
+
+
+async def _read_end(stream: aiohttp.StreamReader) -> bytes:
+    """Return the end of an answer. If its begin is left out, it begins with a line."""
+    length = 0
+    kept = bytearray()
+    async for chunk in stream.iter_any():
+        length += len(chunk)
+        kept += chunk
+        # Twice the size, so that bytes are moved rarely.
+        if len(kept) > 2 * _LOG_BYTES:
+            del kept[:-_LOG_BYTES]
+
+    end = bytes(kept[-_LOG_BYTES:])
+    return end.partition(b"\n")[2] if length > _LOG_BYTES else end
 
 
 def _dump(value: Obj | list[Obj]) -> str:
