@@ -201,7 +201,7 @@ async def run_checks(
     }
     checks += bootstrap.checks(selected, control_planes)
     checks += cloudproviders.checks(compatibility(), selected, harvesters, control_planes)
-    checks += fleet.checks(facts.fleet_clusters, [cluster.key for cluster in selected], now)
+    checks += fleet.checks(facts.fleet_clusters, selected, now)
     checks += annotations.checks(_objects_of(selected, answer.objects))
 
     checks += harvester.unreadable(answer.objects.unseen)

@@ -15,15 +15,14 @@ from typing import NamedTuple
 
 import yaml
 
-from caphv.api import names, resources
-from caphv.api.interfaces import harvester_pools
-from caphv.api.ippool import referenced_pools
-from caphv.api.object import Obj, at, dict_at, key_of, list_at
+from caphv.api import resources
+from caphv.api.object import Obj, key_of
 from caphv.api.objectid import ObjectId
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, RequestError, Unauthorized
 from caphv.runtime.kubeconfig import KubeconfigError
 from operations.backup.forms import problem_of
+from operations.capacity.addresspools import used_pools
 from operations.read.accounts import Account, read_accounts
 from operations.read.management import list_all, unseen
 from operations.read.objects import Unseen
@@ -38,7 +37,6 @@ from operations.read.servers import (
 Pools = dict[str, list[Obj]]
 """IPPools by the URL of their Harvester."""
 
-_CONFIGS = ("vmNetworkConfig", "loadBalancerConfig")
 _KEPT = ("labels", "annotations")
 # How entries about identities begin, as `caphv.api.identities.describe` names them.
 _IDENTITIES = ("identity Secret ", f"{resources.HARVESTER_CLUSTER_IDENTITIES.kind} ")
@@ -89,31 +87,6 @@ async def read_pools(client: ApiClient, objects: Mapping[ObjectId, Obj]) -> Read
                 pools.setdefault(server.url, {}).setdefault(name, pool)
     by_server = {url: list(objs.values()) for url, objs in pools.items()}
     return ReadPools(by_server, list(map(str, hidden)))
-
-
-def used_pools(clusters: Sequence[Obj], machines: Sequence[Obj]) -> set[str]:
-    """Return the names of IPPools that clusters name or create, or that machines have addresses of.
-
-    :param clusters: HarvesterClusters of one Harvester
-    :param machines: HarvesterMachines of these and of other clusters
-    """
-    used: set[str] = set()
-    for obj in (*clusters, *machines):
-        for config in _CONFIGS:
-            used.update(referenced_pools(dict_at(obj, "spec", config)))
-        # A machine keeps its address when its cluster names other pools.
-        used.update(referenced_pools({"ipPoolRef": at(obj, "status", "allocatedPoolRef")}))
-        used.update(
-            str(entry.get("pool")) for entry in list_at(obj, "status", "interfaceAddresses")
-        )
-        used.update(name for _, _, name in harvester_pools(dict_at(obj, "spec")))
-
-    suffixes = {"vmNetworkConfig": names.VM_POOL_SUFFIX, "loadBalancerConfig": names.POOL_SUFFIX}
-    for cluster in clusters:
-        for config, suffix in suffixes.items():
-            if at(cluster, "spec", config, "ipPool"):
-                used.update(names.generated_names(cluster, suffix))
-    return used
 
 
 def absence_of(unseen: Sequence[str], server: str = "") -> list[str]:

@@ -9,12 +9,15 @@ stays.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from caphv.api import ippool, names, resources
-from caphv.api.object import Key, Obj, annotations_of, at, key_of, list_at, text_at
+from caphv.api.interfaces import harvester_pools
+from caphv.api.object import Key, Obj, annotations_of, at, dict_at, key_of, list_at, text_at
+
+_CONFIGS = ("vmNetworkConfig", "loadBalancerConfig")
 
 
 class Verdict(StrEnum):
@@ -361,3 +364,28 @@ def _sort_key(item: tuple[str, str]) -> tuple[int, int, str]:
     except ValueError:
         return 0, 0, item[0]
     return address.version, int(address), ""
+
+
+def used_pools(clusters: Sequence[Obj], machines: Sequence[Obj]) -> set[str]:
+    """Return the names of IPPools that clusters name or create, or that machines have addresses of.
+
+    :param clusters: HarvesterClusters of one Harvester
+    :param machines: HarvesterMachines of these and of other clusters
+    """
+    used: set[str] = set()
+    for obj in (*clusters, *machines):
+        for config in _CONFIGS:
+            used.update(ippool.referenced_pools(dict_at(obj, "spec", config)))
+        # A machine keeps its address when its cluster names other pools.
+        used.update(ippool.referenced_pools({"ipPoolRef": at(obj, "status", "allocatedPoolRef")}))
+        used.update(
+            str(entry.get("pool")) for entry in list_at(obj, "status", "interfaceAddresses")
+        )
+        used.update(name for _, _, name in harvester_pools(dict_at(obj, "spec")))
+
+    suffixes = {"vmNetworkConfig": names.VM_POOL_SUFFIX, "loadBalancerConfig": names.POOL_SUFFIX}
+    for cluster in clusters:
+        for config, suffix in suffixes.items():
+            if at(cluster, "spec", config, "ipPool"):
+                used.update(names.generated_names(cluster, suffix))
+    return used

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
 
 from caphv.api import names, remedies
 from caphv.api.counting import counted, name_some
 from caphv.api.identities import is_cluster_identity, secret_name
-from caphv.api.object import Key, key_of
+from caphv.api.object import key_of
 from caphv.runtime.kubeconfig import Kubeconfig
 from operations.doctor.harvesterfacts import HarvesterFacts
 from operations.doctor.rights import (
     AHEAD,
+    Right,
     backup_rights,
     describe,
     import_rights,
@@ -29,12 +30,14 @@ def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     secret = f"Secret {secret_name(facts.identity)}"
     yield from _check_permission(facts, secret)
     if facts.kubeconfig is None:
-        if facts.error:
+        if facts.hidden:
+            yield skipped("identity", secret, facts.hidden)
+        elif facts.error:
             yield _check_identity(facts, secret)
         return
 
     yield from _check_renewal(facts, now)
-    expiry = _check_expiry(facts.kubeconfig, facts.identity, now)
+    expiry = _check_expiry(facts, facts.kubeconfig, now)
     # The check of the renewal says when a token ends that the provider renews.
     if facts.renewed is None:
         yield expiry
@@ -119,16 +122,17 @@ def _check_renewal(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
             yield ok("token-renewal", subject, message)
 
 
-def _check_expiry(kubeconfig: Kubeconfig, identity: Key, now: datetime) -> Check:
+def _check_expiry(facts: HarvesterFacts, kubeconfig: Kubeconfig, now: datetime) -> Check:
     """Check that the credentials do not end soon."""
-    subject = f"Secret {secret_name(identity)}"
+    subject = f"Secret {secret_name(facts.identity)}"
     ends = kubeconfig.expires()
     if ends is None:
         return ok("credentials", subject, "the credentials state no expiry date")
     if ends - now >= _SOON:
         return ok("credentials", subject, f"the credentials are valid until {ends:%Y-%m-%d}")
 
-    place = {"namespace": identity.namespace, "name": identity.name}
+    where = facts.secret or facts.identity
+    place = {"namespace": where.namespace, "name": where.name}
     remedy = f"Download a new kubeconfig, or replace its token: {remedies.ROTATE_IDENTITY(**place)}"
     if ends <= now:
         message = f"the credentials expired at {ends:%Y-%m-%d %H:%M} UTC"
@@ -152,9 +156,13 @@ def _check_rights(facts: HarvesterFacts, subject: str) -> Check:
     backups = denied.intersection(backup_rights(facts.clusters))
     if denied:
         message = f"the account may not {'; '.join(describe(denied))}"
-        more = optional_flags(imports | backups)
-        command = remedies.GRANT_RIGHTS(target=_target(facts), more=more)
-        remedy = f"Grant the roles in deploy/harvester/clusterroles.yaml, as this does: {command}"
+        command = remedies.GRANT_RIGHTS(
+            target=_targets_of(facts, denied), more=optional_flags(denied)
+        )
+        remedy = (
+            f"Grant the roles in deploy/harvester/clusterroles.yaml, as this does: {command}, with "
+            "--name and --namespace of the account"
+        )
         if denied == imports | backups:
             if imports:
                 message += ", so that images of spec.images have to be imported by hand"
@@ -168,9 +176,18 @@ def _check_rights(facts: HarvesterFacts, subject: str) -> Check:
         missing = "; ".join(describe(later))
         command = remedies.GRANT_RIGHTS(target=_target(facts), more="")
         message += (
-            f"; Harvester after 1.9 also requires {missing}: before an upgrade, run {command}"
+            f"; Harvester after 1.9 also requires {missing}: before an upgrade, run {command}, "
+            "with --name and --namespace of the account"
         )
     return ok("rights", subject, message)
+
+
+def _targets_of(facts: HarvesterFacts, denied: Collection[Right]) -> str:
+    """Return the target namespaces in which rights are missing, as the command takes them."""
+    all_targets = target_namespaces(facts.clusters)
+    targets = all_targets.intersection(right.namespace for right in denied)
+    # A right in all namespaces is missing for each of them.
+    return " --target-namespace ".join(sorted(targets or all_targets)) or "NAMESPACE"
 
 
 def _target(facts: HarvesterFacts) -> str:

@@ -8,21 +8,24 @@ from datetime import datetime, timedelta
 from caphv.api import names, remedies, resources
 from caphv.api.object import Key, Obj, at, key_of, labels_of, owner_reference, text_at
 from operations.read.objects import condition_of, time_of
-from operations.status.check import Check, Result, ok
+from operations.status.check import Check, Result, ok, skipped
+from operations.status.model import Cluster, State
 
 # Agents report every 15 minutes.
 _SILENT = timedelta(minutes=30)
 
 
 def checks(
-    fleet_clusters: Iterable[Obj], clusters: Iterable[Key], now: datetime
+    fleet_clusters: Iterable[Obj], clusters: Iterable[Cluster], now: datetime
 ) -> Iterator[Check]:
     """Yield a check for each of these clusters that Fleet manages."""
-    keys = frozenset(clusters)
+    states = {cluster.key: cluster.state for cluster in clusters}
     for obj in sorted(fleet_clusters, key=key_of):
-        cluster = _cluster_of(obj)
-        if cluster in keys:
-            yield _check(obj, cluster, now)
+        key = _cluster_of(obj)
+        if states.get(key) is State.PARKED:
+            yield skipped("fleet", f"Cluster {key}", "the cluster is parked, so no agent reports")
+        elif key in states:
+            yield _check(obj, key, now)
 
 
 def _check(obj: Obj, cluster: Key, now: datetime) -> Check:

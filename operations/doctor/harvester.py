@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from caphv.api import remedies, resources
 from caphv.api.counting import counted, name_some
-from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SERVICES, at, key_of
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj, at, key_of
 from caphv.api.release import release_of
 from caphv.api.supported import support
 from operations.doctor import (
@@ -58,11 +58,12 @@ def _checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     subject = f"Harvester {facts.kubeconfig.server}"
     yield _check_deployment(facts, subject)
     yield from _check_version(facts, subject)
-    yield from hosts.checks(facts.objects, facts.storage.classes, subject)
+    classes = storage.used_classes(facts.storage.classes, facts.objects.claims, facts.machines)
+    yield from hosts.checks(facts.objects, classes, subject)
     yield from pools.checks(facts, subject)
     named = References(facts.clusters, facts.machines, facts.owners, facts.storage.classes)
     yield from references.checks(named, facts.objects, subject)
-    yield from _check_guest_agents(facts.objects, subject, now)
+    yield from _check_guest_agents(facts.objects, facts.machines, subject, now)
     yield from _check_orphans(facts, facts.objects, subject)
     yield from guests.checks(
         facts.objects, facts.clusters, facts.machines, release_of(facts.deployment)
@@ -104,11 +105,14 @@ def _check_version(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
         yield ok("harvester-version", subject, f"Harvester {version}")
 
 
-def _check_guest_agents(objects: HarvesterObjects, subject: str, now: datetime) -> Iterator[Check]:
+def _check_guest_agents(
+    objects: HarvesterObjects, machines: Iterable[Obj], subject: str, now: datetime
+) -> Iterator[Check]:
     """Check that guest agents answer, because a VM without an agent reports no address."""
     # A VM that is starting may still install the agent.
     silent = []
-    for instance in objects.instances:
+    instances = pitfalls.instances_of(objects.instances, machines)
+    for instance in instances:
         running = at(instance, "status", "phase") == "Running"
         created = time_of(instance["metadata"].get("creationTimestamp"))
         old = created is not None and now - created > _AGENT_PATIENCE
@@ -121,8 +125,8 @@ def _check_guest_agents(objects: HarvesterObjects, subject: str, now: datetime) 
             "Check the VM's console; the image needs qemu-guest-agent, or the network to install it"
         )
         yield Check("guest-agent", subject, Result.WARNING, message=message, remedy=remedy)
-    elif objects.instances:
-        message = f"guest agents answer in {counted(len(objects.instances), 'VM')}"
+    elif instances:
+        message = f"guest agents answer in {counted(len(instances), 'VM')}"
         yield ok("guest-agent", subject, message)
 
 

@@ -30,6 +30,8 @@ class HarvesterFacts:
     error: str = ""
     rejected: bool = False
     """Whether `error` means that Harvester rejects the credentials."""
+    hidden: str = ""
+    """Why the credentials may not be read here, which says nothing about them."""
     objects: HarvesterObjects | None = None
     denied: list[Right] | None = None
     deployment: Obj | None = None

@@ -20,7 +20,7 @@ def checks(
     """Yield the checks of the hosts, and of the StorageClasses that need more of them.
 
     :param objects: the objects of the Harvester
-    :param storage_classes: its StorageClasses
+    :param storage_classes: its StorageClasses that clusters use
     :param subject: the Harvester
     """
     yield from _check_hosts(objects, subject)
@@ -79,7 +79,8 @@ def _check_volume_replicas(
 
     Longhorn keeps one replica of a volume on a host, so that such volumes stay degraded.
     """
-    ready = sum(map(is_ready, objects.hosts))
+    # Longhorn does not run on a witness (Harvester's docs, "Witness Node").
+    ready = sum(is_ready(host) for host in objects.hosts if not is_witness(host))
     for storage_class in storage_classes:
         replicas = number_of(at(storage_class, "parameters", "numberOfReplicas"))
         if replicas is None or not ready or replicas <= ready:

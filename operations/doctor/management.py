@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from caphv.api import names, remedies
+from caphv.api import names, remedies, resources
 from caphv.api.counting import name_some
 from caphv.api.crds import missing_fields
 from caphv.api.object import Obj, annotations_of, at, key_of, labels_of, text_at
@@ -20,6 +20,10 @@ SUBJECT = "management cluster"
 _SOON = timedelta(days=7)
 _LEASE_SECONDS = 60.0
 _INJECT = "cert-manager.io/inject-ca-from"
+# Each has a check that says why it could not be read.
+_REPORTED_KINDS = frozenset(
+    {"customresourcedefinitions", "deployments", "leases", "validatingwebhookconfigurations"}
+)
 
 
 @dataclass(slots=True)
@@ -77,6 +81,9 @@ def checks(facts: ManagementFacts, now: datetime) -> Iterator[Check]:
     yield from _check_certificates(facts, now)
     yield from _check_releases(facts)
     yield from extensions.checks(facts.extensions, facts.namespaces, SUBJECT)
+    if hidden := sorted({item.what for item in facts.unseen} - _REPORTED_KINDS):
+        why = facts.why_unseen(hidden[0])
+        yield skipped("access", SUBJECT, f"not checked, for lack of {name_some(hidden)}: {why}")
 
 
 def _check_releases(facts: ManagementFacts) -> Iterator[Check]:
@@ -115,7 +122,10 @@ def _check_crds(facts: ManagementFacts) -> Iterator[Check]:
         return
 
     for name in facts.absent_crds:
-        message = f"CRD {name} does not exist: the provider cannot work"
+        effect = "the provider cannot work"
+        if name == str(resources.HARVESTER_CLUSTER_IDENTITIES):
+            effect = "clusters cannot share the credentials of a HarvesterClusterIdentity"
+        message = f"CRD {name} does not exist: {effect}"
         yield Check(
             "crds",
             SUBJECT,
@@ -308,9 +318,12 @@ def _check_webhooks(facts: ManagementFacts) -> Iterator[Check]:
 def _check_cert_manager(facts: ManagementFacts) -> Iterator[Check]:
     """Check that cert-manager runs, where the webhooks get their certificate from it."""
     injected = facts.webhooks is not None and _INJECT in annotations_of(facts.webhooks)
-    if facts.cert_manager is None or not (facts.certificates or injected):
+    if not (facts.certificates or injected):
         return
 
+    if facts.cert_manager is None:
+        yield skipped("cert-manager", SUBJECT, "Deployments of all namespaces may not be read")
+        return
     if not facts.cert_manager:
         message = "the webhooks' certificate is to come from cert-manager, which does not run here"
         remedy = (

@@ -48,7 +48,7 @@ def checks(
     :param subject: the Harvester
     :param now: the current time
     """
-    yield from _check_capacity(objects, subject)
+    yield from _check_capacity(objects, machines, subject)
     yield from _check_clocks(objects, subject, now)
     yield from _check_disk_errors(objects, subject)
     yield from _check_access_modes(objects, subject)
@@ -58,25 +58,36 @@ def checks(
     yield from _check_imports(objects, subject)
 
 
-def _check_capacity(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
+def instances_of(instances: Iterable[Obj], machines: Iterable[Obj]) -> list[Obj]:
+    """Return the instances of machines; a target namespace may have VMs of others, too."""
+    # A VM has the name of its HarvesterMachine.
+    names = {key_of(machine).name for machine in machines}
+    return [instance for instance in instances if key_of(instance).name in names]
+
+
+def _check_capacity(
+    objects: HarvesterObjects, machines: list[Obj], subject: str
+) -> Iterator[Check]:
     """Check that there is room for a rollout, and for the VMs of a lost host.
 
     A rollout needs room for one more VM; the VMs of a lost host need room on the others.
     """
     hosts = hosts_of(objects)
+    running = list(running_instances(objects))
     placed = [
-        (text_at(obj, "status", "nodeName"), requests_of(obj.get("spec") or {}))
-        for obj in running_instances(objects)
+        (text_at(obj, "status", "nodeName"), requests_of(obj.get("spec") or {})) for obj in running
     ]
-    if not hosts or not placed:
+    own = {requests_of(obj.get("spec") or {}) for obj in instances_of(running, machines)}
+    if not hosts or not own:
         return
 
-    largest = max(size for _, size in placed)
-    if count_homeless(hosts, [largest]):
-        message = f"no host has room for one more VM of {largest}: a rollout cannot begin"
-        remedy = "Add a host, or stop other VMs"
-        yield Check("host-capacity", subject, Result.ERROR, message=message, remedy=remedy)
-        return
+    # Neither of two VMs is the largest if one has more CPUs and the other more memory.
+    for size in sorted(own, reverse=True):
+        if count_homeless(hosts, [size]):
+            message = f"no host has room for one more VM of {size}: a rollout cannot begin"
+            remedy = "Add a host, or stop other VMs"
+            yield Check("host-capacity", subject, Result.ERROR, message=message, remedy=remedy)
+            return
 
     homeless_by_host = {}
     for host in hosts:
@@ -93,7 +104,7 @@ def _check_capacity(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
         remedy = "Add a host, or stop other VMs, before a maintenance or a failure"
         yield Check("host-capacity", subject, Result.WARNING, message=message, remedy=remedy)
     else:
-        message = f"hosts have room for one more VM of {largest}, and for the VMs of a lost host"
+        message = f"hosts have room for one more VM of {max(own)}, and for the VMs of a lost host"
         yield ok("host-capacity", subject, message)
 
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from caphv.api import remedies
 from caphv.api.counting import counted
 from caphv.api.identities import is_cluster_identity
-from caphv.api.ippool import referenced_pools
-from caphv.api.object import dict_at, key_of
-from operations.capacity.addresspools import PoolReport
+from caphv.api.object import key_of
+from operations.capacity.addresspools import PoolReport, used_pools
 from operations.doctor.harvesterfacts import HarvesterFacts
-from operations.status.check import Check, Result, ok
+from operations.status.check import Check, Result, ok, skipped
 
 # Warn of a pool when a smaller share of its addresses is free.
 _SCARCE_SHARE = 0.1
@@ -19,11 +18,11 @@ _SCARCE_SHARE = 0.1
 
 def checks(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
     """Check the IPPools that clusters use, and all pools with wrong entries or counts."""
-    used: set[str] = set()
-    for obj in (*facts.clusters, *facts.machines):
-        for name in ("vmNetworkConfig", "loadBalancerConfig"):
-            config = dict_at(obj, "spec", name)
-            used.update(referenced_pools(config))
+    if facts.recorded_owners is None:
+        yield skipped("pools", subject, "the owners of addresses may not be read")
+        return
+
+    used = used_pools(facts.clusters, facts.machines)
 
     # A command finds the Harvester by an identity or a cluster in its namespace.
     namespaces = [key_of(obj).namespace for obj in facts.clusters]

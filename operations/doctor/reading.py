@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from caphv.api import names, resources
@@ -24,11 +24,19 @@ from caphv.api.object import (
     at,
     dict_at,
     key_of,
+    labels_of,
     text_at,
 )
 from caphv.api.supported import release_of
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, NotFound, RequestError, Unauthorized, Unreachable
+from caphv.runtime.errors import (
+    ApiError,
+    Forbidden,
+    NotFound,
+    RequestError,
+    Unauthorized,
+    Unreachable,
+)
 from caphv.runtime.kubeconfig import KubeconfigError
 from operations.capacity.poolreader import read_pools
 from operations.doctor import rancher, rights
@@ -54,6 +62,7 @@ _CRDS = tuple(
         "harvesterclustertemplates",
         "harvestermachines",
         "harvestermachinetemplates",
+        "harvesterclusteridentities",
     )
 )
 # Programs by component: namespace and Deployment. Turtles installs the add-on provider in another
@@ -64,7 +73,8 @@ _FLEET_PROGRAMS = (
     ("caapf", "fleet-addon-system", "caapf-controller-manager"),
     ("turtles", "cattle-turtles-system", "rancher-turtles-controller-manager"),
 )
-_CERT_MANAGER = "app.kubernetes.io/instance=cert-manager"
+_CERT_MANAGER = "app.kubernetes.io/name in (cert-manager,cainjector,webhook)"
+_INSTANCE = "app.kubernetes.io/instance"
 _INGRESS = Key("kube-system", "ingress-expose")
 
 
@@ -143,7 +153,8 @@ async def _read_webhook_service(client: ApiClient, facts: ManagementFacts) -> No
     """Fill in what the webhook needs: certificates, cert-manager, endpoints of its Service."""
     facts.certificates = await _list(client, facts, resources.CERTIFICATES, facts.namespace)
     with suppress(RequestError):
-        facts.cert_manager = await list_all(client, DEPLOYMENTS, label_selector=_CERT_MANAGER)
+        found = await list_all(client, DEPLOYMENTS, label_selector=_CERT_MANAGER)
+        facts.cert_manager = list(_of_cert_manager(found))
 
     entries = at(facts.webhooks, "webhooks")
     service = at(entries[0], "clientConfig", "service") if entries else None
@@ -152,6 +163,20 @@ async def _read_webhook_service(client: ApiClient, facts: ManagementFacts) -> No
         facts.endpoints = await _list(
             client, facts, ENDPOINT_SLICES, str(service["namespace"]), selector
         )
+
+
+def _of_cert_manager(deployments: Iterable[Obj]) -> Iterator[Obj]:
+    """Yield the Deployments of the same release as cert-manager's controller.
+
+    Names of Helm releases differ, and other projects have a webhook, too (the chart's templates).
+    """
+    objs = list(deployments)
+    releases = {
+        labels.get(_INSTANCE)
+        for labels in map(labels_of, objs)
+        if labels.get("app.kubernetes.io/name") == "cert-manager"
+    }
+    return (obj for obj in objs if labels_of(obj).get(_INSTANCE) in releases)
 
 
 def _sort_webhooks(facts: ManagementFacts, configurations: Iterable[Obj]) -> None:
@@ -230,7 +255,9 @@ async def _read_facts(
     facts.recorded_owners = owners
     try:
         await _read_identity(client, objects, facts, provider_namespace)
-    except (ApiError, Unreachable, KubeconfigError, ValueError) as error:
+    except (Forbidden, Unreachable) as error:
+        facts.hidden = str(error)
+    except (ApiError, KubeconfigError, ValueError) as error:
         facts.error = str(error)
     if facts.kubeconfig is None or facts.error:
         return facts

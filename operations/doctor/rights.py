@@ -20,7 +20,7 @@ from caphv.api.object import (
     at,
     dict_at,
 )
-from caphv.api.resources import IMAGES, STORAGE_PROFILES, VM_BACKUPS
+from caphv.api.resources import IMAGES, IP_POOLS, STORAGE_PROFILES, VM_BACKUPS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.text import load_yaml_all
 from operations.read.objects import target_namespaces
@@ -125,9 +125,13 @@ def backup_rights(clusters: Iterable[Obj]) -> list[Right]:
 
 
 def optional_flags(rights: Collection[Right]) -> str:
-    """Return the arguments of `caphv identity create` that grant rights to images and backups."""
+    """Return the arguments of `caphv identity create` that grant those rights that need one."""
+    creates_pools = any(
+        right.resource == IP_POOLS.plural and right.verb in ("create", "delete") for right in rights
+    )
+    flags = " --create-ip-pools" if creates_pools else ""
     namespaces = sorted({right.namespace for right in rights if right.resource == IMAGES.plural})
-    flags = "".join(f" --import-images {namespace}" for namespace in namespaces)
+    flags += "".join(f" --import-images {namespace}" for namespace in namespaces)
     has_backups = any(right.resource == VM_BACKUPS.plural for right in rights)
     return f"{flags} --back-up-vms" if has_backups else flags
 

@@ -58,6 +58,7 @@ def facts(**fields: Any) -> ManagementFacts:
                 "status": {"notAfter": "2027-01-01T00:00:00Z", "conditions": [condition("Ready", "True")]},
             }
         ],
+        "cert_manager": [{**certificate_program("own", "cert-manager", "own"), "status": {"readyReplicas": 1}}],
     }
     return ManagementFacts(**{**fine, **fields})
 
@@ -66,6 +67,13 @@ def host(name: str, zone: str = "", *, ready: bool = True, **spec: Any) -> Obj:
     labels = {"topology.kubernetes.io/zone": zone} if zone else {}
     conditions = {"conditions": [condition("Ready", str(ready))]}
     return {"metadata": {"name": name, "labels": labels}, "spec": spec, "status": conditions}
+
+
+def certificate_program(name: str, app: str, release: str) -> Obj:
+    """Return a Deployment with labels as cert-manager's chart gives them."""
+    labels = {"app.kubernetes.io/name": app, "app.kubernetes.io/instance": release}
+    metadata = {"name": name, "namespace": "cert-manager", "labels": labels}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}
 
 
 class ManagementServer(MemoryServer):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable
 from datetime import UTC, datetime
@@ -37,6 +38,17 @@ def plural_of(kind: str) -> str:
     """Return the plural of a kind as API servers have it."""
     name = kind.lower()
     return f"{name}es" if name.endswith("s") else f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
+
+
+# `name=value`, or `name in (value,value)`.
+_REQUIREMENT = re.compile(r"([\w./-]+)(?:=([^,]*)| in \(([^)]*)\))")
+
+
+def _selects(selector: str, labels: dict[str, str]) -> bool:
+    return all(
+        labels.get(name) in (values.split(",") if values else [value])
+        for name, value, values in _REQUIREMENT.findall(selector)
+    )
 
 
 class MemoryServer:
@@ -143,11 +155,10 @@ class MemoryServer:
         self._meet("list", resource.kind)
         if resource.group not in _BUILT_IN and resource.kind not in self._kinds[resource.api_version]:
             raise NotFound(404, "NotFound", "the server could not find the requested resource")
-        wanted = dict(pair.split("=", 1) for pair in label_selector.split(",") if pair)
         items = [
             self._answer(obj)
             for key, obj in sorted(self._objs[resource.group, resource.kind].items())
-            if namespace in ("", key.namespace) and wanted.items() <= (obj["metadata"].get("labels") or {}).items()
+            if namespace in ("", key.namespace) and _selects(label_selector, obj["metadata"].get("labels") or {})
         ]
         start, most = int(continue_token or 0), limit or len(items)
         page = items[start : start + most]

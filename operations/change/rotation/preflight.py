@@ -115,7 +115,7 @@ def describe_missing(
     :param lost: optional rights, which the former token has
     """
     target = min(target_namespaces(identity.clusters), default="NAMESPACE")
-    command = remedies.GRANT_RIGHTS(target=target, more=rights.optional_flags(lost))
+    command = remedies.GRANT_RIGHTS(target=target, more=rights.optional_flags([*missing, *lost]))
     return (
         f"the account may not {'; '.join(rights.describe([*missing, *lost]))}. Grant it: "
         f"{command}, with --name and --namespace of the account"

@@ -24,6 +24,7 @@ from operations.backup import files, pools
 from operations.backup.files import Backup, BackupError, Origin
 from operations.backup.reading import read_backup
 from operations.backup.sealing import Sealer
+from operations.capacity.addresspools import used_pools
 from operations.read.objects import Unseen
 from operations.status.query import Query
 from sandbox.processes import pki
@@ -63,12 +64,12 @@ def cluster(**spec: Any) -> Obj:
     ],
 )
 def test_pools_that_a_cluster_names_or_creates(spec: Obj, used: set[str]) -> None:
-    assert pools.used_pools([cluster(**spec)], []) == used
+    assert used_pools([cluster(**spec)], []) == used
 
 
 def test_a_machine_keeps_its_pool_when_its_cluster_names_another() -> None:
     machine = {"spec": {"vmNetworkConfig": {"ipPoolRef": "b"}}, "status": {"allocatedPoolRef": "default/old"}}
-    assert pools.used_pools([cluster(vmNetworkConfig={"ipPoolRef": "a"})], [machine]) == {"a", "b", "old"}
+    assert used_pools([cluster(vmNetworkConfig={"ipPoolRef": "a"})], [machine]) == {"a", "b", "old"}
 
 
 # Reading

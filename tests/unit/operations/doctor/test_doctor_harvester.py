@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from caphv.api import resources
 from caphv.api.identities import cluster_identity
 from caphv.api.object import Key, Obj
 from caphv.api.ownership import Owner, record
@@ -16,6 +17,7 @@ from caphv.runtime.kubeconfig import Kubeconfig
 from operations.capacity.addresspools import Entry, PoolReport, Verdict
 from operations.doctor import harvester
 from operations.doctor.harvesterfacts import HarvesterFacts
+from operations.doctor.rights import Right
 from operations.doctor.storage import Storage
 from operations.read.objects import HarvesterObjects, Unseen
 from operations.read.owners import OwnerObjects
@@ -24,6 +26,7 @@ from tests.support.clusters import NOW, ago, condition, token
 from tests.support.doctor import found, host, one
 
 IDENTITY = Key("team", "identity")
+OWNERS = OwnerObjects("us", {}, None)
 LEAK = Entry(pool="machines", address="10.0.0.9", id="team/gone", verdict=Verdict.LEAKED)
 
 
@@ -42,6 +45,30 @@ def test_expired_credentials_that_are_rejected_are_reported_once() -> None:
     assert unanswered(-1, rejected=True).result is Result.SKIPPED
     assert unanswered(-1).result is Result.ERROR
     assert unanswered(90, rejected=True).result is Result.ERROR
+
+
+def test_credentials_that_may_not_be_read_are_not_called_wrong() -> None:
+    hidden = HarvesterFacts(IDENTITY, hidden="secrets is forbidden")
+    (check,) = harvester.checks(hidden, NOW)
+    assert (check.id, check.result, check.message) == ("identity", Result.SKIPPED, "secrets is forbidden")
+    (wrong,) = harvester.checks(HarvesterFacts(IDENTITY, error="no key kubeconfig"), NOW)
+    assert (wrong.id, wrong.result) == ("identity", Result.ERROR)
+
+
+def test_missing_rights_are_granted_where_they_are_missing() -> None:
+    def cluster(target: str) -> Obj:
+        return {"metadata": {"name": target, "namespace": "team"}, "spec": {"targetNamespace": target}}
+
+    def remedy(*denied: Right) -> str:
+        clusters = [cluster("alpha"), cluster("beta"), cluster("gamma")]
+        return one(checked(clusters=clusters, denied=list(denied)), "rights").remedy
+
+    vms = Right("beta", "kubevirt.io", "virtualmachines", "create")
+    assert "create --harvester-kubeconfig FILE --target-namespace beta, with --name" in remedy(vms)
+    both = " --target-namespace beta --target-namespace gamma,"
+    assert both in remedy(vms, replace(vms, namespace="gamma"))
+    pools = Right("", "loadbalancer.harvesterhci.io", "ippools", "create")
+    assert " --target-namespace gamma --create-ip-pools," in remedy(pools)
 
 
 def test_a_rejected_token_is_replaced_and_an_unreachable_server_is_searched() -> None:
@@ -67,6 +94,7 @@ def test_shared_credentials_are_named_with_their_secret() -> None:
     assert "that you may get harvesterclusteridentities" in check.remedy
 
     facts = HarvesterFacts(shared, objects=HarvesterObjects(), kubeconfig=expired, clusters=clusters)
+    facts.recorded_owners = OWNERS
     facts.pools = (report(100, 50, entries=(LEAK,)),)
     check = one(harvester.checks(facts, NOW), "pools")
     assert check.remedy.endswith("-n team")
@@ -171,9 +199,16 @@ def test_a_release_is_compared_with_those_that_are_supported(image: str, expecte
     [("3", 2, True), ("2", 2, False), ("3", 0, False), ("many", 2, False), (None, 2, False)],
 )
 def test_a_class_may_have_as_many_replicas_as_hosts_are_ready(replicas: str | None, ready: int, wrong: bool) -> None:
-    classes = [{"metadata": {"name": "longhorn"}, "parameters": {"numberOfReplicas": replicas}}]
+    metadata, parameters = {"name": "longhorn"}, {"numberOfReplicas": replicas}
+    used = {"metadata": metadata, "provisioner": "driver.longhorn.io", "parameters": parameters}
+    unused = {**used, "metadata": {"name": "unused"}, "parameters": {"numberOfReplicas": "9"}}
     hosts = [host(f"h{n}", ready=n < ready) for n in range(3)]
-    assert bool(found(checked(HarvesterObjects(hosts=hosts), storage=Storage(classes)), "longhorn-replicas")) is wrong
+    witness = host("witness")
+    witness["metadata"]["labels"] = {"node-role.harvesterhci.io/witness": "true"}
+    claim = {"metadata": {"name": "disk", "namespace": "vms"}, "spec": {"storageClassName": "longhorn"}}
+    objects = HarvesterObjects(hosts=[*hosts, witness], claims=[claim])
+    checks = found(checked(objects, storage=Storage([used, unused])), "longhorn-replicas")
+    assert [check.message.split()[1] for check in checks] == ["longhorn"] * wrong
 
 
 def pool_checks(report: PoolReport, *, used: bool = True) -> list[Check]:
@@ -181,7 +216,8 @@ def pool_checks(report: PoolReport, *, used: bool = True) -> list[Check]:
     machine = {"metadata": {"name": "m", "namespace": "team"}, "spec": spec}
     ranges = [{"subnet": "10.0.0.0/24"}]
     pools = [{"metadata": {"name": name}, "spec": {"ranges": ranges}} for name in ("machines", "other")]
-    return found(checked(HarvesterObjects(pools=pools), machines=[machine], pools=(report,)), "pools")
+    objects = HarvesterObjects(pools=pools)
+    return found(checked(objects, machines=[machine], pools=(report,), recorded_owners=OWNERS), "pools")
 
 
 def report(total: int, free: int, available: int | None = None, **fields: Any) -> PoolReport:
@@ -228,8 +264,25 @@ def test_addresses_are_released_from_a_namespace_that_finds_the_harvester(
     clusters = [{"metadata": {"name": "shop", "namespace": namespace}} for namespace in namespaces]
     kubeconfig = Kubeconfig("https://h", token=token(days=90))
     facts = HarvesterFacts(identity, kubeconfig, objects=HarvesterObjects(), clusters=clusters)
+    facts.recorded_owners = OWNERS
     facts.pools = (report(100, 50, entries=(LEAK,)),)
     assert one(harvester.checks(facts, NOW), "pools").remedy.endswith(f" -n {expected}")
+
+
+def test_a_pool_from_which_only_an_interface_has_an_address_is_in_use() -> None:
+    source = {"apiGroup": resources.IP_POOLS.group, "kind": "IPPool", "name": "machines"}
+    interfaces = [{"network": "vms/storage", "addressesFromPools": [source]}]
+    spec = {"networks": ["vms/storage"], "networkInterfaces": interfaces}
+    machine = {"metadata": {"name": "m", "namespace": "team"}, "spec": spec}
+    objects = HarvesterObjects(pools=[{"metadata": {"name": "machines"}, "spec": {"ranges": []}}])
+    reports = (report(100, 0),)
+    (check,) = found(checked(objects, machines=[machine], pools=reports, recorded_owners=OWNERS), "pools")
+    assert check.result is Result.ERROR
+
+
+def test_addresses_whose_owners_may_not_be_read_are_not_checked() -> None:
+    (check,) = found(checked(recorded_owners=None), "pools")
+    assert check.result is Result.SKIPPED
 
 
 def test_a_pool_with_wrong_ranges_is_an_error() -> None:
@@ -257,7 +310,10 @@ def instance(phase: str = "Running", created: str | None = ago(minutes=11), **ag
     ],
 )
 def test_a_guest_agent_must_answer_ten_minutes_after_its_vm_was_created(vm: Obj, result: Result) -> None:
-    assert one(checked(HarvesterObjects(instances=[vm])), "guest-agent").result is result
+    machines = [{"metadata": {"name": "x", "namespace": "team"}, "spec": {}}]
+    assert one(checked(HarvesterObjects(instances=[vm]), machines=machines), "guest-agent").result is result
+    # VMs of others need no agent.
+    assert found(checked(HarvesterObjects(instances=[vm])), "guest-agent") == []
 
 
 def test_a_volume_is_an_orphan_only_where_the_vms_that_may_use_it_are_seen() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from caphv.api.crds import custom_resource_definitions
-from caphv.api.object import Key, Obj
+from caphv.api.object import Obj
 from operations.doctor import fleet, management
 from operations.read.objects import Unseen
 from operations.status.check import Result
+from operations.status.model import Cluster, State
 from tests.support.clusters import NOW, ago, condition
 from tests.support.doctor import crd, deployment, facts, found, lease, one, webhooks
 
@@ -133,8 +134,18 @@ def fleet_cluster(name: str = "shop", ready: str = "True", seen: float = 5, **mo
     return {"metadata": {"namespace": "team", "name": name, **more}, "status": status}
 
 
+def cluster(state: State = State.AVAILABLE) -> Cluster:
+    return Cluster("team", "shop", state)
+
+
+def test_the_agent_of_a_parked_cluster_is_silent_on_purpose() -> None:
+    parked = [cluster(State.PARKED)]
+    for obj in (fleet_cluster(seen=45), fleet_cluster(ready="False")):
+        assert one(fleet.checks([obj], parked, NOW), "fleet").result is Result.SKIPPED
+
+
 def test_bundles_that_fleet_has_not_deployed_are_reported() -> None:
-    shop = [Key("team", "shop")]
+    shop = [cluster()]
     late = one(fleet.checks([fleet_cluster(ready="False")], shop, NOW), "fleet")
     assert (late.result, late.message) == (
         Result.WARNING,
@@ -171,9 +182,9 @@ def test_bundles_that_fleet_has_not_deployed_are_reported() -> None:
     ],
 )
 def test_a_fleet_cluster_is_found_by_label_owner_or_name(metadata: Any) -> None:
-    checks = list(fleet.checks([fleet_cluster(**metadata)], [Key("team", "shop")], NOW))
+    checks = list(fleet.checks([fleet_cluster(**metadata)], [cluster()], NOW))
     assert [check.subject for check in checks] == ["Cluster team/shop"]
-    assert list(fleet.checks([fleet_cluster(**metadata)], [Key("team", "other")], NOW)) == []
+    assert list(fleet.checks([fleet_cluster(**metadata)], [replace(cluster(), name="other")], NOW)) == []
 
 
 def test_a_webhook_without_its_authority_is_an_error() -> None:
@@ -238,6 +249,21 @@ def test_a_deployment_counts_its_replicas_and_names_its_image() -> None:
     )
     unknown = deployment(1) | {"status": {"readyReplicas": 1}}
     assert ": 1 of 0 ready, " in one(management.checks(facts(deployment=unknown), NOW), "provider").message
+
+
+def test_what_was_not_read_and_has_no_check_of_its_own_is_named() -> None:
+    unseen = [Unseen("certificates", "forbidden"), Unseen("leases", "x"), Unseen("extensionconfigs", "forbidden")]
+    access = one(management.checks(facts(unseen=unseen), NOW), "access")
+    assert (access.result, access.message) == (
+        Result.SKIPPED,
+        "not checked, for lack of certificates, extensionconfigs: forbidden",
+    )
+    assert found(management.checks(facts(unseen=[Unseen("leases", "x")]), NOW), "access") == []
+
+
+def test_a_cert_manager_that_may_not_be_read_is_not_checked() -> None:
+    hidden = facts(certificates=[{"metadata": {"name": "a"}}], cert_manager=None)
+    assert one(management.checks(hidden, NOW), "cert-manager").result is Result.SKIPPED
 
 
 def test_only_the_reason_of_the_kind_itself_is_given() -> None:

@@ -22,11 +22,11 @@ def host(name: str, memory: str = "32Gi", **ready: Any) -> Obj:
     return {"metadata": {"name": name}, "spec": {}, "status": status}
 
 
-def instance(name: str, where: str = "a", memory: str = "8Gi", **paused: str) -> Obj:
+def instance(name: str, where: str = "a", memory: str = "8Gi", cpu: str = "1", **paused: str) -> Obj:
     conditions = [{"type": "Paused", "status": "True", **paused}] if paused else []
     return {
         "metadata": {"namespace": "vms", "name": name},
-        "spec": {"domain": {"resources": {"requests": {"cpu": "1", "memory": memory}}}},
+        "spec": {"domain": {"resources": {"requests": {"cpu": cpu, "memory": memory}}}},
         "status": {"nodeName": where, "conditions": conditions},
     }
 
@@ -70,9 +70,9 @@ def test_volumes_that_guests_share_need_a_network() -> None:
     assert messages([on]) == []
 
 
-def machine(image_name: str = "default/sles", storage_class: str = "fast") -> Obj:
+def machine(image_name: str = "default/sles", storage_class: str = "fast", name: str = "m") -> Obj:
     volumes = [{"imageName": image_name}, {"storageClass": storage_class}]
-    return {"metadata": {"namespace": "team", "name": "m"}, "spec": {"volumes": volumes}}
+    return {"metadata": {"namespace": "team", "name": name}, "spec": {"volumes": volumes}}
 
 
 def classes(**provisioners: str) -> list[Obj]:
@@ -93,7 +93,9 @@ FINE: dict[str, Any] = {
 
 def checked(machines: list[Obj] | None = None, storage: list[Obj] | None = None, **fields: Any) -> list[Check]:
     objects = HarvesterObjects(**{**FINE, **fields})
-    return list(pitfalls.checks(objects, storage or LONGHORN, machines or [machine()], "Harvester x", NOW))
+    # Instances x and y are of machines, all others of other people.
+    machines = machines or [machine(), machine(name="x"), machine(name="y")]
+    return list(pitfalls.checks(objects, storage or LONGHORN, machines, "Harvester x", NOW))
 
 
 def test_a_harvester_without_pitfalls_has_no_finding() -> None:
@@ -168,6 +170,17 @@ def results(check: str, **fields: Any) -> list[Result]:
             },
             [Result.OK],
         ),
+        # Neither the size nor the existence of VMs of others stops a rollout.
+        ({"instances": [instance("x"), instance("other", "c", memory="64Gi")]}, [Result.OK]),
+        ({"instances": [instance("other")]}, []),
+        # The VM with more CPUs has room, and the one with more memory has none.
+        (
+            {
+                "hosts": [host("a", "41Gi"), host("b", "9Gi")],
+                "instances": [instance("x", cpu="4"), instance("y", memory="30Gi")],
+            },
+            [Result.ERROR],
+        ),
         # An instance that has no host yet counts for the size of VMs only.
         ({"instances": [{"metadata": {"namespace": "vms", "name": "x"}}, instance("y")]}, [Result.OK]),
     ],
@@ -201,7 +214,7 @@ def test_an_image_may_be_named_without_its_namespace() -> None:
 
 def test_a_machine_without_volumes_and_a_class_without_a_driver_are_no_pitfalls() -> None:
     empty = {"metadata": {"namespace": "team", "name": "m"}, "spec": {}}
-    assert [found.id for found in checked(machines=[empty])] == ["host-capacity"]
+    assert checked(machines=[empty]) == []
     assert results("external-csi", storage=[{"metadata": {"name": "fast"}}]) == []
 
 

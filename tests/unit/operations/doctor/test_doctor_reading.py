@@ -24,7 +24,7 @@ from operations.read.objects import ManagementObjects
 from operations.read.servers import HARVESTER_SECONDS
 from tests.support import kubeconfigs
 from tests.support.clusters import Builder
-from tests.support.doctor import ManagementServer
+from tests.support.doctor import ManagementServer, certificate_program
 from tests.support.ippools import pool
 from tests.support.memoryserver import MemoryServer
 
@@ -129,6 +129,7 @@ async def test_definitions_that_do_not_exist_are_named() -> None:
         "harvesterclusters",
         "harvesterclustertemplates",
         "harvestermachinetemplates",
+        "harvesterclusteridentities",
     }
 
 
@@ -179,7 +180,9 @@ async def test_all_that_checks_need_is_read() -> None:
         running("fleet-controller", "cattle-fleet-system", "fleet:v0.16.1"),
         running("caapf-controller-manager", "fleet-addon-system", "cluster-api-addon-provider-fleet:v0.14.0"),
         running("rancher-turtles-controller-manager", "cattle-turtles-system", "turtles:v0.28.1"),
-        named("apps/v1", "Deployment", "issuer", "cert-manager", **{"app.kubernetes.io/instance": "cert-manager"}),
+        certificate_program("issuer", "cert-manager", release="certs"),
+        certificate_program("injector", "cainjector", release="certs"),
+        certificate_program("admission", "webhook", release="policies"),
         named("cert-manager.io/v1", "Certificate", "own", "caphv-system"),
         named("cert-manager.io/v1", "Certificate", "another", "elsewhere"),
         named("runtime.cluster.x-k8s.io/v1beta2", "ExtensionConfig", "caphv"),
@@ -189,7 +192,7 @@ async def test_all_that_checks_need_is_read() -> None:
     assert [key_of(obj).name for obj in facts.crds] == [str(resources.HARVESTER_MACHINES)]
     assert facts.deployment is not None
     assert [key_of(obj).name for obj in facts.certificates] == ["own"]
-    assert [key_of(obj).name for obj in facts.cert_manager or ()] == ["issuer"]
+    assert [key_of(obj).name for obj in facts.cert_manager or ()] == ["injector", "issuer"]
     assert [key_of(obj).name for obj in facts.extensions] == ["caphv"]
     assert facts.rancher == {"cacerts": "", "agent-tls-mode": "", "server-url": "https://rancher"}
     assert facts.unseen == []

@@ -90,6 +90,8 @@ BACK_UP = Right("vms", "harvesterhci.io", "virtualmachinebackups", "create")
         ([replace(IMPORT, namespace="vms"), IMPORT], " --import-images pictures --import-images vms"),
         ([BACK_UP], " --back-up-vms"),
         ([IMPORT, BACK_UP], " --import-images pictures --back-up-vms"),
+        ([replace(IMPORT, group="g", resource="ippools"), BACK_UP], " --create-ip-pools --back-up-vms"),
+        ([replace(IMPORT, group="g", resource="ippools", verb="patch")], ""),
     ],
 )
 def test_a_remedy_grants_only_the_optional_rights_that_are_missing(rights: list[Right], flags: str) -> None:
