@@ -78,7 +78,7 @@ def _compute() -> int:
 async def fault(work: Callable[[], Awaitable[object]]) -> str:
     """Say if the work holds up the loop, or takes too much memory; empty if neither."""
     costs = [await measure(work)]
-    while (costs[-1].seconds > SECONDS or costs[-1].memory > MEMORY) and len(costs) < 4:
+    while (costs[-1].seconds > SECONDS or costs[-1].memory > MEMORY) and len(costs) < 8:
         # Again: another process may have had the processor's caches, and the first buffer of its size is fresh memory.
         costs.append(await measure(work))
     seconds, memory = min(cost.seconds for cost in costs), min(cost.memory for cost in costs)
