@@ -1,7 +1,7 @@
 """Run targets of the Makefile one after the other, and print how long each took.
 
-Usage: stages.py TARGET... Ends with the status of the first target that fails, after the table of
-those that ran.
+Usage: stages.py TARGET... A target that fails does not stop the ones after it, because each says
+something about other tests. Ends with the status of the first one that failed, after a table.
 """
 
 import os
@@ -14,7 +14,7 @@ def main(*targets: str) -> int:
     """Run the targets; return the exit status."""
     make = os.environ.get("MAKE", "make")
     start = time.monotonic()
-    status = 0
+    failed: dict[str, int] = {}
     rows: list[tuple[str, float]] = []
     for number, target in enumerate(targets, 1):
         # Flush the title, because the target writes its output to the same pipe.
@@ -25,15 +25,15 @@ def main(*targets: str) -> int:
         status = subprocess.run([make, "--no-print-directory", target], check=False).returncode
         rows.append((target, time.monotonic() - target_start))
         if status:
-            break
+            failed[target] = status
 
-    result = f"FAILED in {rows[-1][0]}" if status else "passed"
+    result = f"FAILED in {', '.join(failed)}" if failed else "passed"
     sys.stdout.write(f"\n=== {result}\n")
     width = max(map(len, targets))
     for name, duration in [*rows, ("all", time.monotonic() - start)]:
         minutes, seconds = divmod(int(duration), 60)
         sys.stdout.write(f"{name:{width}} {minutes:3} min {seconds:2} s\n")
-    return status
+    return next(iter(failed.values()), 0)
 
 
 if __name__ == "__main__":
