@@ -22,9 +22,8 @@ PAGE = "page"
 # The time to start each part of our own. The other parts are servers written in Go.
 START_SECONDS = {"provider": 30.0, "simulator": 60.0, PAGE: 30.0}
 MAX_START_SECONDS = 90.0
-# A simulator that was killed leaves processes with these arguments. The next one starts its own.
+# A simulator that was killed leaves API servers with this argument. The next one starts its own.
 _WORKLOAD_SERVER = "--etcd-prefix=/workload-"
-_DISK = f"/{DISK}"
 
 Probe = Callable[[], Awaitable[bool]]
 
@@ -98,14 +97,17 @@ async def _stop(folder: Path, name: str, part: ProcessRecord) -> None:
         (folder / SIMULATOR_READY_FILE).unlink(missing_ok=True)
         # A simulator that ends normally stops its API servers.
         await children.stop(processes)
-        processes = [process for process in children.find(folder) if _is_workload_server(process)]
+        processes = [process for process in children.find(folder) if _is_of_guest(process, folder)]
     await children.stop(processes, grace=5)
 
 
-def _is_workload_server(process: psutil.Process) -> bool:
+def _is_of_guest(process: psutil.Process, folder: Path) -> bool:
+    """Return whether a process is a workload API server, or an etcd with data on a guest's disk."""
+    # With the whole path, because the sandbox's own path may have a folder with such a name.
+    disk = str(folder / DISK)
     with contextlib.suppress(psutil.Error):
         words = process.cmdline()
-        return any(word.startswith(_WORKLOAD_SERVER) or _DISK in word for word in words)
+        return any(word.startswith(_WORKLOAD_SERVER) or disk in word for word in words)
     return False
 
 

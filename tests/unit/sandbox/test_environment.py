@@ -3,10 +3,13 @@
 import base64
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
 
+from sandbox import restart
 from sandbox.capi import core, manager
 from sandbox.capi.manager import Manager, read_config, usual_options
 from sandbox.environment import Sandbox, default_folder
@@ -46,6 +49,19 @@ def test_status_knows_when_the_recorded_processes_no_longer_exist(tmp_path: Path
     found = Sandbox(tmp_path).status()
     assert found["status"] == "broken"
     assert found["processes"] == [{"name": "etcd", "pid": 1, "running": False}]
+
+
+@pytest.mark.parametrize("parent", ["/var", "/mnt/disk-1"])
+def test_processes_of_guests_are_not_confused_with_those_of_the_sandbox(parent: str) -> None:
+    folder = Path(parent) / "box"
+
+    def is_of_guest(*words: str) -> bool:
+        return restart._is_of_guest(cast("Any", SimpleNamespace(cmdline=lambda: list(words))), folder)
+
+    assert is_of_guest("kube-apiserver", "--etcd-prefix=/workload-0a1b-2c3d")
+    assert is_of_guest("etcd", "--name=demo-cp", f"--data-dir={folder}/disk-0a1b/etcd/data")
+    assert not is_of_guest("etcd", "--name=sandbox", f"--data-dir={folder}/etcd")
+    assert not is_of_guest("kube-apiserver", "--etcd-prefix=/management", f"--cert-dir={folder}/management")
 
 
 def test_default_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
