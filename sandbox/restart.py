@@ -19,6 +19,7 @@ from sandbox.state import ProcessRecord, State
 
 SIMULATOR_READY_FILE = "simulator.ready"
 PAGE = "page"
+_ETCD_SOCKET = apiserver.ETCD_ENDPOINT.removeprefix("unix://")
 # The time to start each part of our own. The other parts are servers written in Go.
 START_SECONDS = {"provider": 30.0, "simulator": 60.0, PAGE: 30.0}
 MAX_START_SECONDS = 90.0
@@ -76,7 +77,7 @@ def probe_of(folder: Path, state: State, name: str) -> Probe:
         return lambda: answers(f"http://{address}/readyz")
     if name == PAGE:
         return lambda: answers(page_url(state.processes[name].command))
-    return lambda: _exists(folder / (SIMULATOR_READY_FILE if name == "simulator" else "etcd:0"))
+    return lambda: _exists(folder / (SIMULATOR_READY_FILE if name == "simulator" else _ETCD_SOCKET))
 
 
 async def answers(url: str) -> bool:
@@ -99,6 +100,9 @@ async def _stop(folder: Path, name: str, part: ProcessRecord) -> None:
         await children.stop(processes)
         processes = [process for process in children.find(folder) if _is_of_guest(process, folder)]
     await children.stop(processes, grace=5)
+    if name == "etcd":
+        # An etcd that was killed leaves its socket, which would pass for that of the next etcd.
+        (folder / _ETCD_SOCKET).unlink(missing_ok=True)
 
 
 def _is_of_guest(process: psutil.Process, folder: Path) -> bool:

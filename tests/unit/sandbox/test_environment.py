@@ -14,6 +14,7 @@ from sandbox.capi import core, manager
 from sandbox.capi.manager import Manager, read_config, usual_options
 from sandbox.environment import Sandbox, default_folder
 from sandbox.processes import children, network
+from sandbox.processes.children import Process
 from sandbox.state import ProcessRecord, SandboxSettings, State
 
 pytestmark = pytest.mark.unit
@@ -62,6 +63,19 @@ def test_processes_of_guests_are_not_confused_with_those_of_the_sandbox(parent: 
     assert is_of_guest("etcd", "--name=demo-cp", f"--data-dir={folder}/disk-0a1b/etcd/data")
     assert not is_of_guest("etcd", "--name=sandbox", f"--data-dir={folder}/etcd")
     assert not is_of_guest("kube-apiserver", "--etcd-prefix=/management", f"--cert-dir={folder}/management")
+
+
+async def test_the_socket_of_a_killed_etcd_does_not_pass_for_that_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "etcd:0").touch()
+    exited = Process("etcd", 2**22 + 1, tmp_path / "etcd.log")
+    monkeypatch.setattr(children, "find", lambda _folder: [])
+    monkeypatch.setattr(children, "start", lambda *_, **__: exited)
+    with network.claim() as (claimed, _):
+        state = State(SandboxSettings(), network=str(claimed), processes={"etcd": ProcessRecord(1)})
+    with pytest.raises(children.ProcessError, match="etcd exited during start-up"):
+        await restart.restart(tmp_path, state, "etcd")
 
 
 def test_default_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
