@@ -53,7 +53,7 @@ class Process:
     def alive(self) -> bool:
         """Return whether the process is running. A zombie is not running."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+            return _is_running(psutil.Process(self.pid))
         return False
 
     def log_tail(self) -> str:
@@ -214,4 +214,16 @@ def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> list
 
 def _running(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     """Return the running processes, and reap exited children."""
-    return psutil.wait_procs(list(processes), timeout=0)[1]
+    alive = psutil.wait_procs(list(processes), timeout=0)[1]
+    # In a container whose first process does not reap orphans, they stay zombies.
+    return [process for process in alive if _is_running(process)]
+
+
+def _is_running(process: psutil.Process) -> bool:
+    """Return whether a process is more than a zombie.
+
+    A process whose first thread has exited is a zombie with the threads that still run.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
+    return False

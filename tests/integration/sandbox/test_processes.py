@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sandbox.processes import binaries, gobuild
@@ -45,6 +46,17 @@ async def test_children_of_a_killed_parent_are_found_and_stopped(tmp_path: Path)
     await processes.stop_all(tmp_path)
     assert not child.is_running()
     assert processes.find(tmp_path) == []
+
+
+async def test_a_killed_process_that_its_parent_does_not_wait_for_has_stopped(tmp_path: Path) -> None:
+    parent = processes.start(tmp_path, "parent", [sys.executable, "-c", WITH_CHILD])
+    await wait_up(parent)
+    (child,) = [process for process in processes.find(tmp_path) if process.pid != parent.pid]
+    async with asyncio.timeout(30):
+        await processes.stop([child])
+    assert child.status() == psutil.STATUS_ZOMBIE
+    assert [process.pid for process in processes.find(tmp_path)] == [parent.pid]
+    await processes.stop_all(tmp_path)
 
 
 async def test_processes_of_others_are_never_touched(tmp_path: Path) -> None:
