@@ -90,6 +90,11 @@ class Sandbox:
             if state is not None and state.ready and not fresh:
                 return await self._restart(state, self._missing(state), progress)
 
+            if state is None and State.exists(self.folder) and not fresh:
+                raise SandboxError(
+                    f"{self.folder / STATE_FILE} comes from another release of caphv: use that "
+                    "release, or start with --fresh, which removes the sandbox"
+                )
             await self._clean()
             self.folder.chmod(0o700)
             try:
@@ -376,12 +381,17 @@ class Sandbox:
         return children.start(self.folder, name, command, env={"PYTHONPATH": path})
 
     async def _clean(self) -> None:
-        if any(self.folder.iterdir()) and not (self.folder / STATE_FILE).exists():
+        if any(self.folder.iterdir()) and not State.exists(self.folder):
             raise SandboxError(
                 f"{self.folder} is not the folder of a sandbox: choose an empty or new folder"
             )
 
         await children.stop_all(self.folder)
+        # If this is interrupted, the next start must not repair what is left. A full disk is no
+        # reason to keep the files.
+        if state := State.load(self.folder):
+            with contextlib.suppress(OSError):
+                dataclasses.replace(state, ready=False, processes={}).save(self.folder)
         # Remove the state last, because a folder without it is refused and cannot be cleaned again.
         for path in sorted(self.folder.iterdir(), key=lambda path: path.name == STATE_FILE):
             if path.is_dir() and not path.is_symlink():

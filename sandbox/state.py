@@ -94,6 +94,15 @@ class State:
             # The file is not JSON, or comes from a release whose settings had other fields.
             return None
 
+    @staticmethod
+    def exists(folder: Path) -> bool:
+        """Return whether a folder has a state, perhaps of another release, which `load` ignores."""
+        try:
+            raw = json.loads((folder / STATE_FILE).read_bytes())
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return False
+        return isinstance(raw, dict) and {"settings", "processes"} <= raw.keys()
+
     def save(self, folder: Path) -> None:
         """Write the state of a folder."""
         private_file(folder / STATE_FILE, json.dumps(dataclasses.asdict(self), indent=2).encode())

@@ -1,5 +1,6 @@
 """State, claims and manifests of a sandbox, without its processes."""
 
+import asyncio
 import base64
 import sys
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from sandbox import restart
+from sandbox import environment, restart
 from sandbox.capi import core, manager
 from sandbox.capi.manager import Manager, read_config, usual_options
-from sandbox.environment import Sandbox, default_folder
+from sandbox.environment import Sandbox, SandboxError, default_folder
 from sandbox.processes import children, network
 from sandbox.processes.children import Process
 from sandbox.state import ProcessRecord, SandboxSettings, State
@@ -42,6 +43,41 @@ def test_half_a_state_is_none(tmp_path: Path, content: str) -> None:
 
 def test_status_without_a_sandbox(tmp_path: Path) -> None:
     assert Sandbox(tmp_path / "nothing").status()["status"] == "absent"
+
+
+def test_sandbox_of_another_release_is_kept_without_a_request(tmp_path: Path) -> None:
+    (tmp_path / "sandbox.json").write_text('{"settings": {"unknown": 1}, "processes": {}}')
+    (tmp_path / "etcd").mkdir()
+    with pytest.raises(SandboxError, match=r"sandbox\.json comes from another release(.|\n)*--fresh"):
+        asyncio.run(Sandbox(tmp_path).up())
+    assert (tmp_path / "etcd").exists()
+    assert asyncio.run(Sandbox(tmp_path).down())
+    assert not tmp_path.exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"name": "my-project"}', '{"settings": {}}'])
+def test_folder_of_another_program_with_such_a_file_is_kept(tmp_path: Path, content: str) -> None:
+    (tmp_path / "sandbox.json").write_text(content)
+    box = Sandbox(tmp_path)
+    for remove in (box.up, box.down, lambda: box.up(fresh=True)):
+        with pytest.raises(SandboxError, match="is not the folder of a sandbox"):
+            asyncio.run(remove())
+    assert (tmp_path / "sandbox.json").read_text() == content
+
+
+def test_sandbox_that_is_partly_removed_is_not_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    State(SandboxSettings(), ready=True, processes={"page": ProcessRecord(1)}).save(tmp_path)
+    (tmp_path / "etcd").mkdir()
+
+    def interrupt(_path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(environment.shutil, "rmtree", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(Sandbox(tmp_path).down())
+    state = State.load(tmp_path)
+    assert state
+    assert (state.ready, Sandbox(tmp_path).status()["status"], Sandbox(tmp_path).missing()) == (False, "broken", [])
 
 
 def test_status_knows_when_the_recorded_processes_no_longer_exist(tmp_path: Path) -> None:
