@@ -55,21 +55,27 @@ def demo(*, keep: bool, boot_seconds: float) -> None:
     from sandbox.processes import binaries
     from sandbox.state import SandboxSettings
 
+    with failures(), build_report() as report:
+        binaries.prepare(report)
+
     # Unix sockets below the folder limit the length of its path.
     folder = Path(tempfile.mkdtemp(prefix="caphv-demo-"))
     box = Sandbox(folder, SandboxSettings(boot_seconds=boot_seconds, page=True))
-    with failures():
-        with build_report() as report:
-            binaries.prepare(report)
-        click.echo(f"Starting a sandbox in {folder}")
-        started = time.monotonic()
-        summary = asyncio.run(_demo(box, print_part, keep=keep))
-
+    click.echo(f"Starting a sandbox in {folder}")
+    started = time.monotonic()
+    summary = ""
+    try:
+        with failures():
+            summary = asyncio.run(_demo(box, print_part, keep=keep))
+    finally:
+        # Without a folder, the demo was interrupted and has removed its sandbox.
+        if not summary and folder.exists():
+            click.echo(
+                f"FAILED after {time.monotonic() - started:.0f} s; logs are in {folder}. "
+                "To remove it:"
+            )
+            click.echo(f"  caphv sandbox down --dir {shlex.quote(str(folder))}")
     if not summary:
-        click.echo(
-            f"FAILED after {time.monotonic() - started:.0f} s; logs are in {folder}. To remove it:"
-        )
-        click.echo(f"  caphv sandbox down --dir {shlex.quote(str(folder))}")
         sys.exit(1)
 
     click.echo(summary.replace("SECONDS", f"{time.monotonic() - started:.0f} s"))
@@ -81,14 +87,14 @@ def demo(*, keep: bool, boot_seconds: float) -> None:
 
 
 async def _demo(box: Any, progress: Any, *, keep: bool) -> str:
-    """Run the scenario; returns its summary, empty on failure."""
+    """Run the scenario; return its summary, empty on failure."""
     from sandbox.cluster import ClusterSpec
     from sandbox.scenario.lifecycle import Scenario, ScenarioError, in_network
 
-    await box.up(progress)
-    click.echo(f"Live page: {box.page()}")
     failed = False
     try:
+        await box.up(progress)
+        click.echo(f"Live page: {box.page()}")
         spec = in_network(ClusterSpec(), box.status()["network"])
         scenario = Scenario(box.folder, spec)
         with _showing(scenario):
@@ -98,6 +104,9 @@ async def _demo(box: Any, progress: Any, *, keep: bool) -> str:
             except ScenarioError:
                 failed = True
         return "" if failed else _summary(scenario)
+    except Exception:
+        failed = True
+        raise
     finally:
         # The sandbox of a failed demo stays, because its logs say why it failed.
         if not keep and not failed:

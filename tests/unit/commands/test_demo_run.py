@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from caphv.runtime.errors import Unreachable
 from commands.main import cli
 from sandbox import environment
 from sandbox.processes import binaries
+from sandbox.processes.children import ProcessError
+from sandbox.processes.gobuild import BuildError
 from sandbox.scenario import lifecycle
 from sandbox.scenario.lifecycle import ScenarioError
 from sandbox.scenario.view import MachineRow, Step
@@ -27,6 +31,8 @@ class Played:
     def __init__(self) -> None:
         self.ups = self.downs = 0
         self.fails = False
+        self.error: BaseException | None = None
+        self.start_error: BaseException | None = None
         self.folder: Path | None = None
         self.on_change: Callable[[], None] = lambda: None
         self.view: Any = SimpleNamespace(steps=[], machine_rows=lambda: self.rows)
@@ -42,9 +48,13 @@ class Played:
 
     async def up(self, _progress: object) -> None:
         self.ups += 1
+        if self.start_error:
+            raise self.start_error
 
     async def down(self) -> None:
         self.downs += 1
+        assert self.folder
+        self.folder.rmdir()
 
     def page(self) -> str:
         return "http://127.0.0.1:8642/token"
@@ -69,17 +79,20 @@ class Played:
         self.rows = []
         step.seconds, step.outcome, step.failed = 1.0, "done", self.fails
         self.on_change()
+        if self.error:
+            raise self.error
         if self.fails:
             raise ScenarioError("it failed")
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Played:
     found = Played()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(environment, "Sandbox", found.sandbox)
     monkeypatch.setattr(lifecycle, "Scenario", found.scenario)
     monkeypatch.setattr(lifecycle, "in_network", lambda spec, _network: spec)
-    monkeypatch.setattr(binaries, "prepare", lambda _report: None)
+    monkeypatch.setattr(binaries, "prepare", lambda _report, **_core: None)
     return found
 
 
@@ -124,10 +137,32 @@ def test_a_demo_that_fails_keeps_its_sandbox_and_says_where_it_is(played: Played
     assert "✗ Push a definition" in result.output
 
 
-def test_a_start_that_fails_is_an_error(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_report: object) -> None:
-        raise environment.SandboxError("no network")
+@pytest.mark.parametrize("during", ["start_error", "error"])
+@pytest.mark.parametrize("error", [Unreachable("https://127.0.0.1:1: closed"), ProcessError("core exited: closed")], ids=type)
+def test_a_demo_that_ends_with_an_error_keeps_its_sandbox(played: Played, during: str, error: Exception) -> None:
+    setattr(played, during, error)
+    result = demo()
+    assert (result.exit_code, played.downs) == (1, 0), result.output
+    assert "closed" in result.output
+    assert f"logs are in {played.folder}" in result.output
+    assert f"caphv sandbox down --dir {played.folder}" in result.output
+
+
+@pytest.mark.parametrize("during", ["start_error", "error"])
+def test_a_demo_that_is_interrupted_removes_its_sandbox(played: Played, during: str) -> None:
+    setattr(played, during, KeyboardInterrupt())
+    result = demo()
+    assert (result.exit_code != 0, played.downs) == (True, 1), result.output
+    assert "FAILED" not in result.output
+
+
+def test_a_build_that_fails_is_an_error_and_leaves_no_folder(
+    played: Played, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(_report: object, **_core: object) -> None:
+        raise BuildError("no Go")
 
     monkeypatch.setattr(binaries, "prepare", fail)
     result = demo()
-    assert (result.exit_code, "no network" in result.output, played.ups) == (1, True, 0)
+    assert (result.exit_code, "no Go" in result.output, played.ups) == (1, True, 0)
+    assert list(tmp_path.iterdir()) == []
