@@ -138,7 +138,7 @@ def test_a_demo_that_fails_keeps_its_sandbox_and_says_where_it_is(played: Played
 
 
 @pytest.mark.parametrize("during", ["start_error", "error"])
-@pytest.mark.parametrize("error", [Unreachable("https://127.0.0.1:1: closed"), ProcessError("core exited: closed")], ids=type)
+@pytest.mark.parametrize("error", [Unreachable("https://127.0.0.1:1: closed"), ProcessError("etcd closed")], ids=type)
 def test_a_demo_that_ends_with_an_error_keeps_its_sandbox(played: Played, during: str, error: Exception) -> None:
     setattr(played, during, error)
     result = demo()
