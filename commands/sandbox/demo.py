@@ -51,12 +51,13 @@ def demo(*, keep: bool, boot_seconds: float) -> None:
     1 if any step fails.
     """
     from commands.sandbox.common import build_report, failures, print_part
+    from sandbox.capi import core
     from sandbox.environment import Sandbox
     from sandbox.processes import binaries
     from sandbox.state import SandboxSettings
 
     with failures(), build_report() as report:
-        binaries.prepare(report)
+        binaries.prepare(report, core=core.program())
 
     # Unix sockets below the folder limit the length of its path.
     folder = Path(tempfile.mkdtemp(prefix="caphv-demo-"))

@@ -140,7 +140,7 @@ def up(name: str | None, folder: Path | None, *, fresh: bool, settings: SandboxS
     about fifteen seconds. If the sandbox exists, the command restarts parts that do not run, and
     keeps all clusters and settings. Only --fresh removes them.
     """
-    from sandbox.capi import providers
+    from sandbox.capi import core, providers
     from sandbox.processes import binaries
 
     if settings.webhooks and not settings.provider:
@@ -150,7 +150,7 @@ def up(name: str | None, folder: Path | None, *, fresh: bool, settings: SandboxS
     box = named_sandbox(name, folder, settings)
     with failures():
         with build_report() as report:
-            binaries.prepare(report, further=providers.programs(box.settings))
+            binaries.prepare(report, core=core.program(), further=providers.programs(box.settings))
         started = asyncio.run(box.up(print_part, fresh=fresh))
     click.echo(
         f"Sandbox {box.folder.name} {'is up' if started else 'is already running'}: {box.folder}"

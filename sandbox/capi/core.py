@@ -12,9 +12,10 @@ from sandbox import manifests
 from sandbox.capi import manager as managers
 from sandbox.capi.manager import Manager, read_config, usual_options
 from sandbox.processes.apiserver import ApiServer
-from sandbox.processes.binaries import binary, cluster_api_manifests
+from sandbox.processes.binaries import CORES, binary, cluster_api_manifests
 from sandbox.processes.children import Process
 from sandbox.processes.clusterapi import CLUSTER_API_CORE
+from sandbox.processes.gobuild import BuildError
 
 NAMESPACE = "capi-system"
 # Tests name another build of the core here.
@@ -63,9 +64,13 @@ OLDER_PROBE: Obj = {
 def program() -> str:
     """Return the name of the core to run.
 
-    All tests use the same core, unless the environment names another program of `binaries`.
+    All tests use the same core, unless the environment names another one of `binaries`. Raises
+    `BuildError` if there is none of this name.
     """
-    return os.environ.get(CORE_VARIABLE, CLUSTER_API_CORE.name)
+    name = os.environ.get(CORE_VARIABLE) or CLUSTER_API_CORE.name
+    if name not in CORES:
+        raise BuildError(f"{CORE_VARIABLE}={name}: must be one of {', '.join(CORES)}")
+    return name
 
 
 def api_version() -> str:

@@ -133,6 +133,8 @@ TOOLS = {
         ),
     )
 }
+# The cores that a sandbox can run.
+CORES = {recipe.name: recipe for recipe in (CLUSTER_API_CORE, IMPATIENT_CORE)} | OTHER_CORES
 LOG_EVERY_SECONDS = 15.0
 
 
@@ -237,10 +239,21 @@ def cluster_api_manifests(
     return path
 
 
-def prepare(report: Report | None = None, *, further: Sequence[str] = ()) -> None:
-    """Find or build everything that a sandbox runs, and `further` programs. Raises `BuildError`."""
+def prepare(
+    report: Report | None = None,
+    *,
+    core: str = CLUSTER_API_CORE.name,
+    further: Sequence[str] = (),
+) -> None:
+    """Find or build everything that a sandbox runs, and `further` programs of kubeadm.
+
+    `core` is the Cluster API core, one of `CORES`. Raises `BuildError`.
+    """
     report = report or plain_report()
     recipes = RECIPES | {name: KUBEADM[name] for name in further}
+    if core != CLUSTER_API_CORE.name:
+        del recipes[CLUSTER_API_CORE.name]
+        recipes[core] = CORES[core]
     missing = [
         name
         for name, recipe in recipes.items()
@@ -250,7 +263,7 @@ def prepare(report: Report | None = None, *, further: Sequence[str] = ()) -> Non
         # Install Go before the builds, because otherwise each of them would install it.
         gobuild.Go.find(cache_folder(), report)
         _build_concurrently(missing, report)
-    cluster_api_manifests(report)
+    cluster_api_manifests(report, program=core)
 
 
 def _build_concurrently(names: Sequence[str], report: Report) -> None:

@@ -200,7 +200,7 @@ def test_programs_are_built_at_the_same_time_and_one_failure_ends_all(
 ) -> None:
     # The core's module would have to be real.
     monkeypatch.delitem(binaries.RECIPES, "cluster-api-core")
-    monkeypatch.setattr(binaries, "cluster_api_manifests", lambda _report: None)
+    monkeypatch.setattr(binaries, "cluster_api_manifests", lambda _report, **_core: None)
     reported: list[tuple[str, str]] = []
     binaries.prepare(lambda name, step, _done, _total: reported.append((name, step)))
     assert fake_go.read_text().splitlines() == ["started"] * 2

@@ -27,6 +27,7 @@ from sandbox import webhooks
 from sandbox.environment import Sandbox
 from sandbox.harvester.faults import KINDS, Kind
 from sandbox.processes.children import free_ports
+from sandbox.processes.gobuild import BuildError
 from sandbox.state import ProcessRecord, SandboxSettings, State
 from tests.support.paths import CHECKOUT
 
@@ -322,6 +323,18 @@ def test_new_lines_of_a_log_are_printed_as_they_come(tmp_path: Path, monkeypatch
     monkeypatch.setattr("commands.sandbox.group.time", SimpleNamespace(sleep=sleep))
     result = call("sandbox", "logs", "etcd", "--follow", "--dir", str(tmp_path))
     assert result.stdout.startswith("first\nsecond\nthird\n")
+
+
+@pytest.mark.parametrize("command", ["up", "demo"])
+def test_the_core_of_the_environment_is_built(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_report: object, *, core: str, **_further: object) -> None:
+        raise BuildError(f"cannot build {core}")
+
+    monkeypatch.setattr("sandbox.processes.binaries.prepare", fail)
+    monkeypatch.setenv("CAPHV_SANDBOX_CORE", "cluster-api-core-1.14")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    result = call("sandbox", command)
+    assert (result.exit_code, result.output.strip()) == (1, "Error: cannot build cluster-api-core-1.14")
 
 
 def test_down_of_nothing_is_fine(tmp_path: Path) -> None:

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.capi import providers
+from sandbox.capi import core, providers
 from sandbox.capi.core import CORE_VARIABLE
 from sandbox.capi.manager import Manager, Ports, usual_options
 from sandbox.processes.clusterapi import CLUSTER_API_CORE, IMPATIENT_CORE, KUBEADM, kubeadm_of
+from sandbox.processes.gobuild import BuildError
 from sandbox.state import SandboxSettings
 
 pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize(
-    ("core", "suffix", "release"),
+    ("program", "suffix", "release"),
     [
         (CLUSTER_API_CORE.name, "", "1.13."),
         (IMPATIENT_CORE.name, "-impatient", "1.13."),
@@ -25,9 +26,9 @@ pytestmark = pytest.mark.unit
     ],
 )
 def test_programs_are_of_the_release_of_the_core(
-    monkeypatch: pytest.MonkeyPatch, core: str, suffix: str, release: str
+    monkeypatch: pytest.MonkeyPatch, program: str, suffix: str, release: str
 ) -> None:
-    monkeypatch.setenv(CORE_VARIABLE, core)
+    monkeypatch.setenv(CORE_VARIABLE, program)
     names = providers.programs(SandboxSettings(kubeadm=True))
     assert names == [f"kubeadm-bootstrap{suffix}", f"kubeadm-control-plane{suffix}"]
     assert all(KUBEADM[name].version.startswith(release) for name in names)
@@ -37,6 +38,15 @@ def test_a_core_of_the_older_contract_has_none(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(CORE_VARIABLE, "cluster-api-core-1.10")
     assert providers.programs(SandboxSettings(kubeadm=True)) == []
     assert providers.managers(SandboxSettings(kubeadm=True)) == []
+
+
+@pytest.mark.parametrize("name", ["1.14", "cluster-api-core-1.9", "helm"])
+def test_an_unknown_core_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(CORE_VARIABLE, name)
+    with pytest.raises(BuildError, match=rf"CAPHV_SANDBOX_CORE={name}: must be one of cluster-api-core, .*-1\.14"):
+        core.program()
+    monkeypatch.setenv(CORE_VARIABLE, "")
+    assert core.program() == "cluster-api-core"
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,20 @@ def test_own_go_settings_win_over_inherited_ones() -> None:
     assert environment["GOPROXY"] == "https://mirror"
 
 
+@pytest.mark.parametrize("core", ["cluster-api-core", "cluster-api-core-1.14"])
+def test_no_other_core_is_built_than_the_one_that_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, core: str
+) -> None:
+    built: list[str] = []
+    monkeypatch.setenv("CAPHV_CACHE", str(tmp_path))
+    monkeypatch.setattr(binaries, "_find_on_machine", lambda _recipe: None)
+    monkeypatch.setattr(gobuild.Go, "find", lambda *_: None)
+    monkeypatch.setattr(binaries, "_build_concurrently", lambda names, _report: built.extend(names))
+    monkeypatch.setattr(binaries, "cluster_api_manifests", lambda _report, program: built.append(f"{program}/config"))
+    binaries.prepare(core=core, further=["kubeadm-bootstrap"])
+    assert sorted(built) == sorted(["etcd", "kube-apiserver", core, f"{core}/config", "kubeadm-bootstrap"])
+
+
 def test_progress_is_thinned_out_but_each_step_is_reported() -> None:
     reported: list[tuple[str, int]] = []
     report = binaries.plain_report(lambda name, step, done, total: reported.append((step, done)), every=1000)
