@@ -136,6 +136,8 @@ TOOLS = {
 # The cores that a sandbox can run.
 CORES = {recipe.name: recipe for recipe in (CLUSTER_API_CORE, IMPATIENT_CORE)} | OTHER_CORES
 LOG_EVERY_SECONDS = 15.0
+# A process checks at this interval whether the build of another process has ended.
+LOCK_SECONDS = 0.2
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -198,12 +200,13 @@ def binary(name: str, report: Report | None = None) -> Path:
         return path
 
     path = cached_path(recipe)
-    with _lock_if_missing(path) as is_missing:
+    report = report or plain_report()
+    with _lock_if_missing(path, recipe.name, report) as is_missing:
         if is_missing:
             # Rename the complete program, so that a build that is killed leaves no broken one.
             with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
                 built = Path(scratch) / recipe.name
-                gobuild.build(recipe, built, cache_folder(), report or plain_report())
+                gobuild.build(recipe, built, cache_folder(), report)
                 built.rename(path)
     return path
 
@@ -218,10 +221,11 @@ def cluster_api_manifests(
     others = {OPERATOR.name: OPERATOR, **KUBEADM, **OTHER_CORES}
     recipe = others.get(program, CLUSTER_API_CORE)
     path = cache_folder() / "bin" / f"{recipe.name}-{recipe.version}-config"
+    report = report or plain_report()
 
-    with _lock_if_missing(path) as is_missing:
+    with _lock_if_missing(path, recipe.name, report) as is_missing:
         if is_missing:
-            module = gobuild.module_folder(recipe, cache_folder(), report or plain_report())
+            module = gobuild.module_folder(recipe, cache_folder(), report)
             package = module / recipe.package.removeprefix(recipe.module).strip("/")
             sources = next(
                 folder / "config"
@@ -353,15 +357,25 @@ def _read_version(command: str) -> tuple[int, int] | None:
 
 
 @contextlib.contextmanager
-def _lock_if_missing(path: Path) -> Iterator[bool]:
-    """Yield whether `path` is missing. If it is, hold the lock for its creation meanwhile."""
+def _lock_if_missing(path: Path, name: str, report: Report) -> Iterator[bool]:
+    """Yield whether `path` is missing. If it is, hold the lock for its creation meanwhile.
+
+    While another process has the lock, reports that the program `name` waits.
+    """
     if path.exists():
         yield False
         return
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            # The report of a stopped build raises, which no signal does in a thread.
+            report(name, "waiting for another build", 0, 0)
+            time.sleep(LOCK_SECONDS)
+
         # Check again, because the process that held the lock may have created the path.
         yield not path.exists()
 

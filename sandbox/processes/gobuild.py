@@ -104,7 +104,8 @@ def build(recipe: Recipe, output: Path, cache: Path, report: Report) -> None:
     Raises `BuildError`.
     """
     go = Go.find(cache, report)
-    with tempfile.TemporaryDirectory(prefix="caphv-build-") as scratch:
+    # Ignore errors, because the compilers of a killed go write for a moment more.
+    with tempfile.TemporaryDirectory(prefix="caphv-build-", ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
         report(recipe.name, "loading modules", 0, 0)
         module = go.download(recipe, folder)
@@ -178,7 +179,8 @@ class Go:
             process = subprocess.Popen(
                 [self.command, *command],
                 cwd=folder,
-                env=_environment(os.environ),
+                # A killed go does not remove its files, so it writes them into the folder.
+                env={"GOTMPDIR": str(folder), **_environment(os.environ)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if stdout else other,
                 stderr=other if stdout else subprocess.PIPE,

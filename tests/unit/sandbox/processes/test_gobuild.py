@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,6 +95,49 @@ def test_no_other_core_is_built_than_the_one_that_runs(
     monkeypatch.setattr(binaries, "cluster_api_manifests", lambda _report, program: built.append(f"{program}/config"))
     binaries.prepare(core=core, further=["kubeadm-bootstrap"])
     assert sorted(built) == sorted(["etcd", "kube-apiserver", core, f"{core}/config", "kubeadm-bootstrap"])
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_build_waits_for_that_of_another_process_until_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+) -> None:
+    monkeypatch.setenv("CAPHV_CACHE", str(tmp_path))
+    monkeypatch.setattr(binaries, "_find_on_machine", lambda _recipe: None)
+    monkeypatch.setattr(binaries, "LOCK_SECONDS", 0.0)
+    path = binaries.cached_path(binaries.ETCD)
+    path.parent.mkdir()
+    steps: list[str] = []
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def report(name: str, step: str, _done: int, _total: int) -> None:
+            steps.append(f"{name}: {step}")
+            if is_stopped:
+                raise gobuild.BuildError("stopped")
+            path.touch()
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+        with pytest.raises(gobuild.BuildError) if is_stopped else contextlib.nullcontext():
+            assert binaries.binary("etcd", report) == path
+    assert steps == ["etcd: waiting for another build"]
+
+
+@pytest.mark.parametrize("by_user", [{}, {"GOTMPDIR": "/large"}], ids=["default", "user"])
+def test_files_of_a_killed_go_are_removed_with_the_folder_of_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_user: dict[str, str]
+) -> None:
+    environments: list[dict[str, str]] = []
+
+    def start(_command: object, *, env: dict[str, str], **_: object) -> SimpleNamespace:
+        environments.append(env)
+        return SimpleNamespace(stdout=None, stderr=[], wait=lambda: 0)
+
+    monkeypatch.delenv("GOTMPDIR", raising=False)
+    for name, value in by_user.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    assert list(gobuild.Go(Path("go")).lines(["build"], tmp_path, binaries.ETCD)) == []
+    assert environments[0]["GOTMPDIR"] == by_user.get("GOTMPDIR", str(tmp_path))
 
 
 def test_progress_is_thinned_out_but_each_step_is_reported() -> None:
