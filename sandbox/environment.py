@@ -23,6 +23,7 @@ from caphv.api.names import SANDBOX_ANNOTATION
 from caphv.api.object import Obj
 from sandbox import clusterclass, manifests, rights, webhooks
 from sandbox.capi import core, crds, manager, providers
+from sandbox.guest import kubelet, rancher, workload
 from sandbox.processes import children, network, pki
 from sandbox.processes.apiserver import ADMIN, ApiServer, Etcd, Token, private_file
 from sandbox.processes.children import Process
@@ -41,6 +42,8 @@ from sandbox.state import STATE_FILE, SandboxSettings, State
 DIRECT = "harvester-direct"
 # The ranges are distinct, so that the addresses of the two clusters are not confused.
 SERVICE_RANGES = {"management": "10.96.0.0/16", "harvester": "10.53.0.0/16"}
+# The ports on which control plane guests of the shipped classes listen.
+GUEST_PORTS = (workload.PORT, rancher.RKE2_PORT, kubelet.PORT)
 
 _T = TypeVar("_T")
 # (component, seconds)
@@ -80,9 +83,9 @@ class Sandbox:
         Parts of a broken sandbox start again with their data. With `fresh`, everything is removed
         first, as in a sandbox whose first start did not complete.
 
-        Raises `SandboxError`, `ProcessError`, `ApiError`. After a failed first start, the folder
-        keeps only logs. Call `binaries.prepare` first, because building a program blocks the event
-        loop.
+        Raises `SandboxError`, `NoNetworkError`, `ProcessError`, `ApiError`. After a failed first
+        start, nothing runs, and the folder stays for its logs. Call `binaries.prepare` first,
+        because building a program blocks the event loop.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with self._lock():
@@ -196,7 +199,7 @@ class Sandbox:
         state.save(self.folder)
 
         etcd = Etcd(self.folder)
-        with network.claim() as (loopback, holder):
+        with network.claim(GUEST_PORTS) as (loopback, holder):
             await _report_time(progress, "etcd", etcd.start(pass_fds=[holder.fileno()]))
         servers = await self._start_servers(progress)
         state = dataclasses.replace(

@@ -8,21 +8,24 @@ killed sandbox never keeps a network.
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 SECOND_OCTETS = range(10, 251)
 CLAIM_PORT = 32100
 
 
 class NoNetworkError(Exception):
-    """No loopback network is free."""
+    """No loopback network is free, or VMs could not use it."""
 
 
 @contextlib.contextmanager
-def claim() -> Iterator[tuple[ipaddress.IPv4Network, socket.socket]]:
+def claim(
+    ports: Sequence[int] = (),
+) -> Iterator[tuple[ipaddress.IPv4Network, socket.socket]]:
     """Lend a free network and the socket that claims it.
 
-    The network stays claimed for as long as any process has the socket open.
+    The network stays claimed for as long as any process has the socket open. Guests listen on
+    `ports` of their addresses, so no other process may listen on them on all addresses.
     """
     for octet in SECOND_OCTETS:
         with socket.socket() as holder:
@@ -32,6 +35,8 @@ def claim() -> Iterator[tuple[ipaddress.IPv4Network, socket.socket]]:
                 holder.bind((f"127.{octet}.255.254", CLAIM_PORT))
             except OSError:
                 continue
+
+            _check_ports(f"127.{octet}.255.254", ports)
             yield ipaddress.IPv4Network(f"127.{octet}.0.0/16"), holder
             return
 
@@ -40,6 +45,20 @@ def claim() -> Iterator[tuple[ipaddress.IPv4Network, socket.socket]]:
         f"127.{SECOND_OCTETS.stop - 1}.0.0/16 is free: stop other sandboxes or the process that "
         f"listens on port {CLAIM_PORT} of all addresses"
     )
+
+
+def _check_ports(address: str, ports: Sequence[int]) -> None:
+    """Check that a process can listen on ports of an address that no guest has."""
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError:
+                raise NoNetworkError(
+                    f"port {port} of all addresses is in use, so no VM can listen on it: stop the "
+                    "process that has it, for example K3s, RKE2 or a kubelet"
+                ) from None
 
 
 @contextlib.contextmanager

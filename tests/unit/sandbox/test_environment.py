@@ -134,6 +134,17 @@ def test_claim_outlives_the_block_while_the_socket_is_open_elsewhere() -> None:
         assert first != second
 
 
+def test_no_network_is_claimed_where_guests_could_not_listen() -> None:
+    with children.socket.socket() as other:
+        other.bind(("0.0.0.0", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(network.NoNetworkError, match=f"port {port} of all addresses"), network.claim([port]):
+            pass
+    with network.claim([port]) as (first, _), network.claim([port]) as (second, _):
+        assert first != second
+
+
 def test_free_ports_are_different_and_free() -> None:
     ports = children.free_ports(50)
     assert len(set(ports)) == 50
