@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from sandbox import environment, restart
+from sandbox import restart
 from sandbox.capi import core, manager
 from sandbox.capi.manager import Manager, read_config, usual_options
 from sandbox.environment import Sandbox, SandboxError, default_folder
@@ -72,7 +73,7 @@ def test_sandbox_that_is_partly_removed_is_not_repaired(tmp_path: Path, monkeypa
     def interrupt(_path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(environment.shutil, "rmtree", interrupt)
+    monkeypatch.setattr(shutil, "rmtree", interrupt)
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(Sandbox(tmp_path).down())
     state = State.load(tmp_path)
