@@ -81,6 +81,7 @@ def parts_of(objects: ManagementObjects) -> Iterator[Parts]:
             ),
             harvester_machines=by_key(harvester_machines.get(key, ())),
             complete=complete,
+            sees_machines=objects.sees(f"machines.{resources.CLUSTER_API_GROUP}"),
         )
 
 

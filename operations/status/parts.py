@@ -13,7 +13,11 @@ from operations.status.remedies import Subject, resume_command
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The objects of one cluster; `complete` says that absent objects do not exist."""
+    """The objects of one cluster.
+
+    `complete` says that absent objects of the provider do not exist, `sees_machines` that absent
+    Machines do not.
+    """
 
     cluster: Obj
     harvester_cluster: Obj | None = None
@@ -21,6 +25,7 @@ class Parts:
     machines: list[Obj] = field(default_factory=list)
     harvester_machines: dict[Key, Obj] = field(default_factory=dict)
     complete: bool = True
+    sees_machines: bool = True
 
     @property
     def key(self) -> Key:
@@ -78,6 +83,7 @@ def remedy_subject(parts: Parts, obj: Obj, kind: str) -> Subject:
         identity=identity_text(parts.harvester_cluster),
         target=str(spec.get("targetNamespace") or ""),
         machine=key_of(machine).name if machine else "",
+        unowned=machine is None and parts.sees_machines,
         deleting=machine is not None and being_deleted(machine),
         topology=bool(at(parts.cluster, "spec", "topology")),
         ran=bool(at(harvester_machine, "status", "initialization", "provisioned")),

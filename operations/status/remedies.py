@@ -21,7 +21,8 @@ class Subject:
     """The names that a sentence may contain: cluster, object with the condition, and identity.
 
     `machine` is the Machine of the object. An operator deletes the Machine, never the
-    HarvesterMachine, whose name differs. `deleting` says that the Machine is already being deleted,
+    HarvesterMachine, whose name differs. `unowned` says that no such Machine exists: one that could
+    not be read may. `deleting` says that the Machine is already being deleted,
     `topology` that the Cluster has a topology, so that templates are not edited by hand. `ran` says
     that its VM was ready once, `only` that no other machine has the etcd of the cluster.
     `unmarked` says that a MachineHealthCheck finds the Machine unhealthy, and that its owner is not
@@ -35,6 +36,7 @@ class Subject:
     identity: str = ""
     target: str = ""
     machine: str = ""
+    unowned: bool = False
     deleting: bool = False
     topology: bool = False
     ran: bool = False
@@ -310,7 +312,8 @@ def _template(reason: str, subject: Subject) -> str:
 
     # A Machine can be replaced only if it exists and is not being deleted.
     if not subject.machine:
-        return _WITHOUT_MACHINE if subject.kind == "HarvesterMachine" else _LOOK
+        is_orphan = subject.kind == "HarvesterMachine" and subject.unowned
+        return _WITHOUT_MACHINE if is_orphan else _LOOK
     return _DELETING if subject.deleting else _machine_template(reason, subject, template)
 
 

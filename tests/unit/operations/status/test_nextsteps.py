@@ -9,6 +9,7 @@ import pytest
 
 from caphv.api.names import CLONED_FROM_ANNOTATION, Reason
 from caphv.api.object import Key, Obj
+from operations.read.objects import Unseen
 from operations.status.assembly import overview_of
 from operations.status.remedies import Subject, next_step
 from reconciler.machine.vminputs import template_advice
@@ -67,6 +68,18 @@ def test_infrastructure_without_a_machine_is_deleted_itself() -> None:
     builder.break_machine("worker-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
     del builder.machines["worker-1"]
     assert "kubectl delete harvestermachine worker-1 -n team" in problems(builder)[0].next_step
+
+
+@pytest.mark.parametrize("why", ["machines is forbidden", "not read yet"])
+def test_infrastructure_whose_machine_may_not_be_read_is_not_deleted(why: str) -> None:
+    builder = Builder()
+    builder.break_machine("worker-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
+    objects = builder.objects()
+    objects.machines = []
+    objects.unseen = [Unseen("machines.cluster.x-k8s.io", why)]
+    problem = overview_of(objects, NOW).clusters[0].problems[0]
+    assert problem.objects == ("HarvesterMachine/worker-1",)
+    assert problem.next_step == "Read what it reports: kubectl describe harvestermachine worker-1 -n team"
 
 
 def test_a_wrong_value_is_corrected_where_the_user_edits_it() -> None:
