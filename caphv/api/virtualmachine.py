@@ -32,8 +32,8 @@ _MIGRATING = ("LiveMigrate", "LiveMigrateIfPossible")
 def devices_of(spec: Obj) -> Counter[str]:
     """Return how many host devices of each kind the spec of an instance asks for."""
     devices = dict_at(spec, "domain", "devices")
-    requests = (device for kind in _DEVICES for device in devices.get(kind) or ())
-    return Counter(str(device.get("deviceName") or "") for device in requests)
+    requests = (device for kind in _DEVICES for device in list_at(devices, kind))
+    return Counter(text_at(device, "deviceName") for device in requests)
 
 
 def devices_in_use(instances: Iterable[Obj]) -> dict[str, Counter[str]]:
@@ -86,7 +86,9 @@ def claim_sources(vm: Obj) -> Iterator[Obj]:
     """Yield the claim sources of a VM's volumes."""
     for volume in list_at(vm, *VOLUMES):
         source = claim_source(volume)
-        if source.get("claimName"):
+        name = source.get("claimName")
+        # Tenants' servers may answer anything.
+        if name and isinstance(name, str):
             yield source
 
 
@@ -95,10 +97,10 @@ def claim_source(volume: Obj) -> Obj:
 
     The claim of a DataVolume has the name of the DataVolume.
     """
-    data_volume = volume.get("dataVolume") or {}
+    data_volume = dict_at(volume, "dataVolume")
     if data_volume.get("name"):
         return {**data_volume, "claimName": data_volume["name"]}
-    return volume.get("persistentVolumeClaim") or {}
+    return dict_at(volume, "persistentVolumeClaim")
 
 
 def is_machine_pvc(vm_name: str, claim_name: str, disks: int | None = None) -> bool:

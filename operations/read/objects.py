@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from caphv.api import clusterapi
-from caphv.api.object import Key, Obj, at, dict_at, key_of
+from caphv.api.object import Key, Obj, at, dict_at, key_of, list_at
 
 ObjectsByCluster = dict[Key, list[Obj]]
 
@@ -112,7 +112,7 @@ def conditions_of(obj: Obj | None) -> Iterator[Obj]:
     """Yield conditions in the form of metav1.Condition, else in Cluster API's deprecated form."""
     # Objects of v1beta1 have both forms, the new one below `status.v1beta2`.
     status = dict_at(obj, "status")
-    for condition in at(status, "v1beta2", "conditions") or status.get("conditions") or ():
+    for condition in list_at(status, "v1beta2", "conditions") or list_at(status, "conditions"):
         if isinstance(condition, dict) and condition.get("type"):
             yield condition
 

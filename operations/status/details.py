@@ -164,13 +164,15 @@ def _virtual_machine(vm: Obj, instance: Obj | None, claims: dict[Key, Obj]) -> V
     """Return the model of a VM, its VirtualMachineInstance while it runs, and its disks."""
     metadata = vm["metadata"]
     namespace = str(metadata.get("namespace") or "")
-    claim_names = [str(source["claimName"]) for source in claim_sources(vm)]
+    claim_names = [source["claimName"] for source in claim_sources(vm)]
 
-    addresses: list[str] = []
+    # Tenants' servers may answer anything.
+    addresses: list[object] = []
     for interface in list_at(instance, "status", "interfaces"):
         # An interface without a name exists only inside the guest, such as the CNI's interface.
-        if interface.get("name"):
-            addresses += interface.get("ipAddresses") or [interface.get("ipAddress")]
+        if at(interface, "name"):
+            addresses += list_at(interface, "ipAddresses") or [at(interface, "ipAddress")]
+    texts = [address for address in addresses if address and isinstance(address, str)]
 
     printable = text_at(vm, "status", "printableStatus")
     return VirtualMachine(
@@ -180,7 +182,7 @@ def _virtual_machine(vm: Obj, instance: Obj | None, claims: dict[Key, Obj]) -> V
         host=text_at(instance, "status", "nodeName"),
         created=str(metadata.get("creationTimestamp") or ""),
         disks=tuple(_disk(name, claims.get(Key(namespace, name))) for name in claim_names),
-        addresses=tuple(dict.fromkeys(address for address in addresses if address)),
+        addresses=tuple(dict.fromkeys(texts)),
     )
 
 
@@ -197,7 +199,7 @@ def _disk(name: str, claim: Obj | None) -> Disk:
         size=str(capacity or request or ""),
         storage_class=text_at(claim, "spec", "storageClassName"),
         phase=text_at(claim, "status", "phase"),
-        image=annotations_of(claim).get(names.IMAGE_ID_ANNOTATION, ""),
+        image=text_at(annotations_of(claim), names.IMAGE_ID_ANNOTATION),
     )
 
 
@@ -208,7 +210,7 @@ def _node(obj: Obj) -> Node:
         str(condition_of(obj, "Ready").get("status") or "Unknown"),
         text_at(obj, "status", "nodeInfo", "kubeletVersion"),
         created=str(obj["metadata"].get("creationTimestamp") or ""),
-        zone=labels_of(obj).get(names.ZONE_LABEL, ""),
+        zone=text_at(labels_of(obj), names.ZONE_LABEL),
         provider_id=text_at(obj, "spec", "providerID"),
     )
 

@@ -22,6 +22,12 @@ NO_CLAIM = st.sampled_from(
         {"containerDisk": {"image": "data"}},
         {"persistentVolumeClaim": None, "dataVolume": None},
         {"dataVolume": {}},
+        # Servers of tenants may answer anything.
+        "root",
+        {"dataVolume": "root"},
+        {"dataVolume": {"name": ["root"]}},
+        {"persistentVolumeClaim": ["root"]},
+        {"persistentVolumeClaim": {"claimName": {"root": 1}}},
     ]
 )
 

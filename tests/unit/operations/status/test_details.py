@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from caphv.api.object import Key, Obj
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from caphv.api.object import Key, Obj, well_formed
 from operations.read.objects import HarvesterObjects, Unseen
 from operations.status.assembly import overview_of
 from operations.status.details import pools_of, with_details, with_harvester, with_nodes
-from operations.status.model import Cluster, Overview, Severity
+from operations.status.model import Cluster, Overview, Severity, as_json
 from tests.support.clusters import NOW, VERSION, Builder, ago, condition
 
 
@@ -106,6 +110,11 @@ def test_hosts_that_failed_and_run_nothing_any_more_are_one_note_for_all_cluster
     assert cause.clusters == ("team/shop", "team/pay")
 
 
+def has_name(obj: Any) -> bool:
+    """Whether a client takes an object of a server that is not trusted."""
+    return well_formed(obj) and bool(obj["metadata"].get("name"))
+
+
 def node(name: str, ready: str = "True") -> Obj:
     info = {"nodeInfo": {"kubeletVersion": VERSION}, "conditions": [condition("Ready", ready)]}
     return {"metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": "zone-2"}}, "status": info}
@@ -148,6 +157,50 @@ def test_a_cluster_that_does_not_answer_keeps_what_its_machines_remember() -> No
     assert found.unseen == ("Nodes of cluster team/shop: no answer within 6 s",)
     assert found.clusters[0].machines[0].node is not None
     assert found.clusters[0].machines[0].vm is not None
+
+
+HOSTILE: tuple[Any, ...] = (None, 1, "x", [], {}, [1], ["x"], [{}], {"name": {}}, {"x": [1]})
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """Yield a value with each of its parts replaced by what no API server would answer."""
+    yield from HOSTILE
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        for other in changed(inner):
+            copy = value.copy()
+            copy[key] = other
+            yield copy
+
+
+def test_a_server_of_a_tenant_that_answers_anything_breaks_nothing() -> None:
+    overview = overview_of(Builder().objects(), NOW)
+    identity, key = Key("team", "identity"), Key("team", "shop")
+    hostile_disk = {"name": "disk-0", "dataVolume": {"name": "x"}}
+
+    whole = harvester(*ALL)
+    whole.vms[0]["spec"]["template"]["spec"]["volumes"].append(hostile_disk)
+    whole.pools = [
+        {
+            "metadata": {"name": "machines"},
+            "spec": {"ranges": [{"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.10", "rangeEnd": "10.0.0.19"}]},
+            "status": {"allocated": {"10.0.0.10": "team/cp-1"}},
+        }
+    ]
+    count = 0
+    for kind in ("hosts", "vms", "instances", "claims", "pools"):
+        for obj in filter(has_name, changed(getattr(whole, kind)[0])):
+            answer = replace(whole, **{kind: [obj]})
+            as_json(with_details(overview, {identity: answer}, {key: []}))
+            count += 1
+
+    for field in ("conditions", "v1beta2"):
+        worker = node("worker-1", "False")
+        worker["status"][field] = {"conditions": [condition("Ready", "False")]} if field == "v1beta2" else []
+        for obj in filter(has_name, changed(worker)):
+            as_json(with_details(overview, {}, {key: [obj]}))
+            count += 1
+    assert count > 500
 
 
 def test_pools_say_what_is_free_unless_they_are_invalid() -> None:
