@@ -13,6 +13,7 @@ from rich.table import Table
 
 from caphv.api.counting import counted, name_some
 from commands.output.text import Text
+from operations.read.objects import time_of
 from operations.status.causes import own_problems
 from operations.status.model import Cluster, Machine, Overview, Problem, Replicas, Severity, State
 
@@ -109,11 +110,11 @@ def summary(clusters: Iterable[Cluster]) -> str:
 
 def age(since: str, now: datetime) -> str:
     """Format the time since a moment as kubectl does: 45s, 12m, 5h, 3d."""
-    # Clocks differ, so that an object may have been created in the next second.
-    try:
-        seconds = max(0, int((now - datetime.fromisoformat(since)).total_seconds()))
-    except ValueError:
+    begin = time_of(since)
+    if begin is None:
         return ""
+    # Clocks differ, so that an object may have been created in the next second.
+    seconds = max(0, int((now - begin).total_seconds()))
     for unit, size, least in (("d", 86400, 2), ("h", 3600, 2), ("m", 60, 2)):
         if seconds >= size * least:
             return f"{seconds // size}{unit}"

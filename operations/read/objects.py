@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 
 from caphv.api import clusterapi
 from caphv.api.object import Key, Obj, at, dict_at, key_of, list_at
@@ -125,6 +125,8 @@ def condition_of(obj: Obj | None, kind: str) -> Obj:
 def time_of(value: object) -> datetime | None:
     """Parse a time as API servers write it; return None for another value or an absent field."""
     try:
-        return datetime.fromisoformat(str(value))
+        time = datetime.fromisoformat(str(value))
     except ValueError:
         return None
+    # The format `date-time` of a CRD allows a time without a zone, which is in UTC.
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

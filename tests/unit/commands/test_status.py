@@ -138,11 +138,25 @@ def test_many_objects_of_one_problem_are_counted() -> None:
         ("2026-11-22T02:00:00Z", "10h"),
         ("2026-11-12T12:00:00Z", "10d"),
         ("2026-11-22T12:00:01Z", "0s"),
+        ("2026-11-22T11:59:50", "10s"),
+        ("2026-11-22", "12h"),
+        ("yesterday", ""),
         ("", ""),
     ],
 )
 def test_ages_are_those_of_kubectl(since: str, text: str) -> None:
     assert lines.age(since, NOW) == text
+
+
+def test_a_time_without_a_zone_is_in_utc() -> None:
+    builder = Builder()
+    builder.break_machine("worker-1", "VMProvisioningInProgress", MESSAGE)
+    (found,) = builder.harvester_machines["worker-1"]["status"]["conditions"]
+    found["lastTransitionTime"] = "2026-11-22T11:30:00"
+    overview = overview_of(builder.objects(), NOW)
+    (problem,) = overview.clusters[0].problems
+    assert problem.severity is Severity.ERROR, "it lasts longer than usual"
+    assert shown(overview, 10_000, terminal=False)[2].endswith("(30m)")
 
 
 def tree_lines(*, conditions: bool) -> list[str]:
