@@ -34,6 +34,10 @@ from operations.status.model import (
 from operations.status.parkingproblems import explains_all, is_parked
 from operations.status.parts import Parts, identity_text, is_paused
 
+# Control planes whose status never counts the machines that have their spec. Others, such as
+# CAPK3s's, omit the number only at 0.
+_KINDS_WITHOUT_COUNT = frozenset({"TalosControlPlane"})
+
 
 def overview_of(objects: ManagementObjects, now: datetime) -> Overview:
     """Return all clusters on Harvester, by namespace and name."""
@@ -289,13 +293,17 @@ def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...])
     spec = dict_at(obj, "spec")
     status = dict_at(obj, "status")
 
+    version = str(spec.get("version") or at(spec, "template", "spec", "version") or "")
+
     # The core counts available machines by `unavailableReplicas`, which CAPK3s omits at 0.
     available = sum(map(_is_available, machines))
     if obj and not machines:
         available = int(status.get("availableReplicas") or status.get("readyReplicas") or 0)
 
     up_to_date = len(machines)
-    if obj:
+    if kind in _KINDS_WITHOUT_COUNT and machines:
+        up_to_date = _count_up_to_date(obj, machines, version)
+    elif obj:
         # Cluster API v1beta1 calls the same number `updatedReplicas`.
         reported = status.get("upToDateReplicas", status.get("updatedReplicas"))
         up_to_date = int(reported or 0)
@@ -306,7 +314,6 @@ def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...])
         available=available,
         up_to_date=up_to_date,
     )
-    version = str(spec.get("version") or at(spec, "template", "spec", "version") or "")
     return Group(
         kind=kind,
         name=name,
@@ -315,6 +322,14 @@ def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...])
         machines=machines,
         conditions=_conditions(obj),
     )
+
+
+def _count_up_to_date(obj: Obj | None, machines: tuple[Machine, ...], version: str) -> int:
+    """Return how many machines have the spec of a control plane that does not count them itself."""
+    # During a rollout of another change than the version, no field tells which machines are new.
+    if condition_of(obj, "MachinesSpecUpToDate").get("status") == "False":
+        return 0
+    return sum(machine.version == version and not machine.deleting for machine in machines)
 
 
 def _machine(parts: Parts, obj: Obj) -> Machine:

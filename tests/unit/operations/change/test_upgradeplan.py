@@ -241,6 +241,19 @@ def test_it_is_complete_when_every_machine_has_the_version_and_works() -> None:
     assert now() == ("2 of 3 machines", False), "its machine does not work"
 
 
+def test_workers_of_talos_follow_a_control_plane_that_counts_no_machines() -> None:
+    builder = Builder(control_planes=3)
+    builder.control_plane["kind"] = builder.cluster["spec"]["controlPlaneRef"]["kind"] = "TalosControlPlane"
+    builder.control_plane["status"] = {"replicas": 3, "readyReplicas": 3}
+    del builder.cluster["spec"]["topology"]
+    del builder.cluster["status"]["controlPlane"]["upToDateReplicas"]
+    builder.control_plane["spec"]["version"] = "v1.36.3"
+    run_version(builder, "v1.36.3", workers=False)
+    assert [patch.kind for patch in plan(builder, "v1.36.3").patches] == ["MachineDeployment"]
+    _keep_version(builder.machines["cp-3"])
+    assert plan(builder, "v1.36.3").patches == ()
+
+
 def _delete(machine: Obj) -> None:
     machine["metadata"]["deletionTimestamp"] = ago(minutes=1)
 

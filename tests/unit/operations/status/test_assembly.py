@@ -196,6 +196,33 @@ def test_a_user_who_may_not_read_machines_sees_the_numbers_of_the_core() -> None
     assert only(found).control_plane.available == 1
 
 
+def talos() -> Builder:
+    """A cluster whose control plane counts no machines that are up to date, as its core does not either."""
+    builder = Builder(control_planes=3)
+    builder.control_plane["kind"] = builder.cluster["spec"]["controlPlaneRef"]["kind"] = "TalosControlPlane"
+    builder.control_plane["status"] = {"replicas": 3, "readyReplicas": 3, "ready": True}
+    del builder.cluster["status"]["controlPlane"]["upToDateReplicas"]
+    return builder
+
+
+def test_machines_of_talos_are_up_to_date_by_their_version() -> None:
+    builder = talos()
+    cluster = only(builder.objects())
+    assert (cluster.control_plane.up_to_date, cluster.state) == (3, State.AVAILABLE)
+
+    builder.machines["cp-1"]["spec"]["version"] = "v1.36.1"
+    builder.machines["cp-2"]["metadata"]["deletionTimestamp"] = ago(minutes=1)
+    assert only(builder.objects()).control_plane.up_to_date == 1
+
+
+def test_no_machine_of_talos_is_up_to_date_while_another_change_is_rolled_out() -> None:
+    builder = talos()
+    outdated = condition("MachinesSpecUpToDate", "False", "RollingUpdateInProgress")
+    builder.control_plane["status"]["conditions"] = [outdated]
+    cluster = only(builder.objects())
+    assert (cluster.control_plane.up_to_date, cluster.state) == (0, State.PROGRESSING)
+
+
 def test_a_parked_cluster_is_no_alarm_whatever_its_objects_say() -> None:
     builder = Builder()
     builder.cluster["spec"]["paused"] = True
