@@ -26,6 +26,9 @@ PASSING = frozenset(
         Reason.VM_PROVISIONING_IN_PROGRESS,
     }
 )
+# Ends of the reasons of TopologyReconciled while the core upgrades one part of a cluster after the
+# other, which takes as long as its machines take. Their own conditions report what is wrong.
+ROLLOUT = ("ClusterUpgrading", "UpgradePending", "CreatePending")
 # A deletion that a finalizer blocks does not end by itself. The provider names the finalizer only
 # once it has waited longer than usual.
 HELD_PATIENCE = timedelta(minutes=2)
@@ -110,6 +113,12 @@ def _severity_of(obj: Obj, kind: str, condition: Obj, age: timedelta) -> Severit
         return Severity.WARNING
     if reason in NOTES:
         return Severity.NOTE
+
+    if condition.get("type") == "TopologyReconciled" and reason:
+        if str(reason).endswith(ROLLOUT):
+            return Severity.WAITING
+        if str(reason).endswith("UpgradeDeferred"):
+            return Severity.NOTE
 
     # The core and control plane providers do not distinguish a failure from a slow operation.
     may_pass = reason in PASSING or kind not in ("HarvesterCluster", "HarvesterMachine")

@@ -18,6 +18,7 @@ from caphv.api.object import annotations_of, being_deleted
 from operations.read.objects import condition_of, time_of
 from operations.status.conditionproblems import (
     PATIENCE,
+    ROLLOUT,
     age_of,
     condition_problem,
     flatten,
@@ -98,7 +99,11 @@ def problems_of(parts: Parts, now: datetime) -> tuple[Problem, ...]:
             problem for problem in problems if problem.reason != Reason.CONTROL_PLANE_UNREACHABLE
         ]
     problems += _merge(of_machines)
-    if not any(problem.severity in EXPLAINING for problem in problems):
+    # An upgrade explains no silence of the control plane.
+    if not any(
+        problem.severity in EXPLAINING and not problem.reason.endswith(ROLLOUT)
+        for problem in problems
+    ):
         problems += _cluster_problems(parts, until)
 
     problems += _pause_problems(parts)

@@ -1,0 +1,50 @@
+"""What the core reports of a topology: which of it is a problem, and which only takes its time."""
+
+from __future__ import annotations
+
+import pytest
+
+from caphv.api.object import Obj
+from operations.status.model import Severity
+from tests.support.clusters import Builder, condition
+from tests.support.diagnosis import problems
+
+pytestmark = pytest.mark.unit
+
+
+def unreconciled(reason: str, *more: Obj) -> Builder:
+    """Return a cluster whose topology has not been reconciled for hours."""
+    builder = Builder()
+    reported = condition("TopologyReconciled", "False", reason, "Cluster is upgrading", hours=3)
+    builder.cluster["status"]["conditions"] += [reported, *more]
+    return builder
+
+
+@pytest.mark.parametrize(
+    ("reason", "severity"),
+    [
+        ("ClusterUpgrading", Severity.WAITING),
+        ("ControlPlaneUpgradePending", Severity.WAITING),
+        ("MachineDeploymentsUpgradePending", Severity.WAITING),
+        ("MachinePoolsCreatePending", Severity.WAITING),
+        ("MachineDeploymentsUpgradeDeferred", Severity.NOTE),
+        ("LifecycleHookBlocking", Severity.ERROR),
+    ],
+)
+def test_an_upgrade_takes_as_long_as_its_machines_take(reason: str, severity: Severity) -> None:
+    assert [(problem.reason, problem.severity) for problem in problems(unreconciled(reason))] == [(reason, severity)]
+
+
+def test_an_upgrade_does_not_hide_what_is_wrong_with_its_machines() -> None:
+    builder = unreconciled("ClusterUpgrading")
+    builder.break_machine("worker-1", "VMProvisioningFailed", "Harvester has no such image")
+    assert [problem.severity for problem in problems(builder)] == [Severity.ERROR, Severity.WAITING]
+
+
+def test_an_upgrade_does_not_hide_a_control_plane_that_does_not_answer() -> None:
+    silence = condition("RemoteConnectionProbe", "False", "ProbeFailed", "no answer", hours=1)
+    builder = unreconciled("ClusterUpgrading", condition("ControlPlaneInitialized", "True"), silence)
+    assert [(problem.reason, problem.severity) for problem in problems(builder)] == [
+        ("ProbeFailed", Severity.ERROR),
+        ("ClusterUpgrading", Severity.WAITING),
+    ]
