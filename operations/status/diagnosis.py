@@ -213,7 +213,8 @@ def _explain_silence(parts: Parts, problems: Iterable[Problem]) -> bool:
 def _topology_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
     """Yield the reason why the core cannot apply the topology of a cluster."""
     condition = condition_of(parts.cluster, "TopologyReconciled")
-    if condition.get("status") == "False":
+    # A pause is a note of its own, and explains no problem.
+    if condition.get("status") == "False" and condition.get("reason") != "Paused":
         yield condition_problem(parts, parts.cluster, "Cluster", condition, now)
 
 

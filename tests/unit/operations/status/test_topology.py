@@ -48,3 +48,13 @@ def test_an_upgrade_does_not_hide_a_control_plane_that_does_not_answer() -> None
         ("ProbeFailed", Severity.ERROR),
         ("ClusterUpgrading", Severity.WAITING),
     ]
+
+
+def test_a_pause_of_a_topology_hides_nothing() -> None:
+    paused = condition("Paused", "True", hours=1)
+    builder = unreconciled("Paused", paused)
+    builder.cluster["spec"]["paused"] = True
+    assert [problem.severity for problem in problems(builder)] == [Severity.NOTE]
+
+    builder.cluster["status"]["conditions"][0] = condition("Available", "False", "NotAvailable", "etcd", hours=5)
+    assert [problem.reason for problem in problems(builder)] == ["NotAvailable", "Paused"]
