@@ -128,10 +128,12 @@ def _deletion_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
         return
 
     problems = [*_infrastructure_problems(parts, now), *_merge(machine_problems(parts, now, True))]
+    # A deletion waits for no object that does not exist any more.
     errors = [
         problem
         for problem in problems
         if problem.severity is Severity.ERROR
+        and problem.reason != "NotFound"
         and (problem.reason not in _CREATION or names_finalizer(problem.cause))
     ]
     if errors:

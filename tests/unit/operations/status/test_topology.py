@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from caphv.api.object import Obj
+from operations.status.assembly import overview_of
 from operations.status.model import Severity
-from tests.support.clusters import Builder, condition
+from tests.support.clusters import NOW, Builder, ago, condition
 from tests.support.diagnosis import problems
 
 pytestmark = pytest.mark.unit
@@ -58,3 +59,13 @@ def test_a_pause_of_a_topology_hides_nothing() -> None:
 
     builder.cluster["status"]["conditions"][0] = condition("Available", "False", "NotAvailable", "etcd", hours=5)
     assert [problem.reason for problem in problems(builder)] == ["NotAvailable", "Paused"]
+
+
+def test_a_deletion_waits_for_no_infrastructure_that_is_deleted() -> None:
+    builder = Builder()
+    builder.cluster["metadata"]["deletionTimestamp"] = ago(hours=2)
+    objects = builder.objects()
+    objects.harvester_clusters = objects.machines = objects.harvester_machines = []
+    (problem,) = overview_of(objects, NOW).clusters[0].problems
+    assert (problem.reason, problem.severity) == ("Deleting", Severity.ERROR)
+    assert "caphv delete team/shop --explain" in problem.next_step
