@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from datetime import datetime
 
 from caphv.api import ippool, names, remedies, resources
 from caphv.api.hosts import is_ready
@@ -20,6 +21,7 @@ from caphv.api.object import (
 from caphv.api.virtualmachine import claim_sources
 from operations.read.objects import HarvesterObjects, Unseen, by_key, condition_of
 from operations.status.causes import HOSTS_NOT_READY, with_causes
+from operations.status.conditionproblems import PATIENCE, age_of
 from operations.status.model import (
     AddressPool,
     Cluster,
@@ -58,7 +60,7 @@ def with_harvester(cluster: Cluster, harvester: HarvesterObjects) -> Cluster:
     return _with_problems(detailed, problems)
 
 
-def with_nodes(cluster: Cluster, objects: list[Obj] | Unseen) -> Cluster:
+def with_nodes(cluster: Cluster, objects: list[Obj] | Unseen, now: datetime) -> Cluster:
     """Return a cluster with the Nodes from its own API server."""
     if isinstance(objects, Unseen):
         return cluster
@@ -72,11 +74,16 @@ def with_nodes(cluster: Cluster, objects: list[Obj] | Unseen) -> Cluster:
         return replace(machine, node=_node(obj)) if obj else machine
 
     detailed = _map_machines(cluster, with_node)
-    return _with_problems(detailed, [*_node_problems(detailed)])
+    return _with_problems(detailed, [*_node_problems(detailed, nodes, now)])
 
 
-def _node_problems(cluster: Cluster) -> Iterator[Problem]:
-    """Yield a problem for each Node that is not ready."""
+def _node_problems(cluster: Cluster, nodes: dict[str, Obj], now: datetime) -> Iterator[Problem]:
+    """Yield a problem for each Node that is not ready.
+
+    :param cluster: the cluster with its Nodes
+    :param nodes: the Nodes that its own API server has, by name
+    :param now: the current time
+    """
     servers = [machine for machine in cluster.machines if machine.etcd]
     for machine in cluster.machines:
         # Without a status, only the Machine remembers the Node.
@@ -88,12 +95,20 @@ def _node_problems(cluster: Cluster) -> Iterator[Problem]:
         if servers != [machine]:
             command = remedies.DELETE_MACHINE(machine=machine.name, namespace=cluster.namespace)
             step += f", or replace the machine: {command}"
+
+        # The kubelet of a Node that has just joined reports that it is not ready, for example until
+        # the CNI runs. Unknown means that the kubelet no longer reports.
+        ready = condition_of(nodes.get(machine.node.name), "Ready")
+        since = str(ready.get("lastTransitionTime") or "")
+        is_late = not since or age_of(since, now) > PATIENCE
+        starts = machine.node.ready == "False" and not is_late
         yield Problem(
-            Severity.ERROR,
+            Severity.WAITING if starts else Severity.ERROR,
             (f"Node/{machine.node.name}",),
             "NodeNotReady",
             cause="the kubelet does not report, or reports that it is not ready",
             next_step=step,
+            since=since,
         )
 
 
@@ -125,12 +140,14 @@ def with_details(
     overview: Overview,
     harvesters: dict[Key, HarvesterObjects],
     nodes: dict[Key, list[Obj] | Unseen],
+    now: datetime,
 ) -> Overview:
     """Return an overview with the reports of Harvesters and workload clusters.
 
     :param overview: the overview by the management cluster alone
     :param harvesters: the objects of each Harvester, by identity Secret
     :param nodes: the Nodes of workload clusters, or why they could not be read
+    :param now: the current time
     """
 
     def add_details(cluster: Cluster) -> Cluster:
@@ -139,7 +156,7 @@ def with_details(
         if harvester := harvesters.get(Key(namespace, name)):
             detailed = with_harvester(detailed, harvester)
         if cluster.key in nodes:
-            detailed = with_nodes(detailed, nodes[cluster.key])
+            detailed = with_nodes(detailed, nodes[cluster.key], now)
         return detailed
 
     hidden = [str(objects) for objects in nodes.values() if isinstance(objects, Unseen)]

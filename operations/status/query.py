@@ -88,6 +88,6 @@ async def answer_of(
         read_harvesters(client, harvester_clusters, step), read_nodes(client, working)
     )
 
-    deep = with_details(overview, harvesters.by_identity, nodes)
+    deep = with_details(overview, harvesters.by_identity, nodes, time)
     hidden = tuple(map(str, harvesters.unseen))
     return Answer(replace(deep, unseen=(*deep.unseen, *hidden)), objects, harvesters)

@@ -81,7 +81,7 @@ class Site:
     def content(self) -> str:
         """The state as the page gets it."""
         overview = replace(overview_of(self.objects, NOW), provider=self.provider)
-        overview = with_details(overview, self.harvesters, {})
+        overview = with_details(overview, self.harvesters, {}, NOW)
         fault = "provider is silent" if overview.silent else ""
         content = content_of(overview, self.objects.events, replacements_of(self.objects))
         return json.dumps({**content, "fault": fault})

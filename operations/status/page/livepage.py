@@ -193,7 +193,9 @@ class LivePage:
 
     def _render(self) -> dict[str, Any]:
         """Return the state that the last reads make."""
-        overview = with_details(self._overview(), self._harvesters.by_identity, self._nodes)
+        overview = with_details(
+            self._overview(), self._harvesters.by_identity, self._nodes, datetime.now(UTC)
+        )
         unseen = _drop_consequences(self._harvesters.unseen, overview.clusters)
         overview = replace(overview, unseen=(*overview.unseen, *unseen))
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from caphv.api.object import Key, Obj, well_formed
 from operations.read.objects import HarvesterObjects, Unseen
 from operations.status.assembly import overview_of
@@ -105,7 +107,7 @@ def test_hosts_that_failed_and_run_nothing_any_more_are_one_note_for_all_cluster
 
     # All clusters on the Harvester have it in common, however many machines each of them has.
     overview = Overview("https://management:6443", (cluster(Builder("shop")), cluster(Builder("pay"))))
-    (cause,) = with_details(overview, {Key("team", "identity"): failed}, {}).causes
+    (cause,) = with_details(overview, {Key("team", "identity"): failed}, {}, NOW).causes
     assert (cause.subject, cause.cause) == ("Harvester https://harvester:6443", note.cause)
     assert cause.clusters == ("team/shop", "team/pay")
 
@@ -121,7 +123,7 @@ def node(name: str, ready: str = "True") -> Obj:
 
 
 def test_nodes_come_from_the_workload_cluster() -> None:
-    found = with_nodes(cluster(), [node(name) for name in ALL])
+    found = with_nodes(cluster(), [node(name) for name in ALL], NOW)
     assert [machine.node and machine.node.zone for machine in found.machines] == ["zone-2"] * 3
     assert found.problems == ()
 
@@ -131,29 +133,54 @@ def test_a_node_that_joined_just_now_is_found_by_the_harvester_machine() -> None
     builder.machines["cp-1"]["spec"]["infrastructureRef"]["name"] = "shop-infra-1"
     builder.harvester_machines["cp-1"]["metadata"]["name"] = "shop-infra-1"
     del builder.machines["cp-1"]["status"]["nodeRef"]
-    (machine,) = with_nodes(cluster(builder), [node("shop-infra-1")]).machines
+    (machine,) = with_nodes(cluster(builder), [node("shop-infra-1")], NOW).machines
     assert (machine.name, machine.node and machine.node.name) == ("cp-1", "shop-infra-1")
 
 
 def test_a_node_that_is_not_ready_is_a_problem_of_its_machine() -> None:
-    (problem,) = with_nodes(cluster(), [node("cp-1"), node("worker-1", "Unknown"), node("worker-2")]).problems
+    (problem,) = with_nodes(cluster(), [node("cp-1"), node("worker-1", "Unknown"), node("worker-2")], NOW).problems
     assert problem.objects == ("Node/worker-1",)
     assert "kubectl delete machine worker-1 -n team" in problem.next_step
 
 
+@pytest.mark.parametrize(
+    ("ready", "minutes", "severity"),
+    [
+        ("False", 14, Severity.WAITING),
+        ("False", 16, Severity.ERROR),
+        ("Unknown", 14, Severity.ERROR),
+    ],
+)
+def test_a_node_that_has_just_joined_gets_time(ready: str, minutes: float, severity: Severity) -> None:
+    joined = node("worker-1")
+    joined["status"]["conditions"] = [condition("Ready", ready, minutes=minutes)]
+    found = with_nodes(cluster(), [node("cp-1"), joined, node("worker-2")], NOW)
+    (problem,) = found.problems
+    assert (problem.severity, problem.since) == (severity, ago(minutes=minutes))
+    assert found.wrong is (severity is Severity.ERROR)
+
+
+def test_a_node_that_does_not_say_since_when_it_is_not_ready_gets_no_time() -> None:
+    silent = node("worker-1")
+    silent["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    (problem,) = with_nodes(cluster(), [node("cp-1"), silent, node("worker-2")], NOW).problems
+    assert (problem.severity, problem.since) == (Severity.ERROR, "")
+
+
 def test_the_only_node_with_etcd_is_not_to_be_replaced() -> None:
-    (problem,) = with_nodes(cluster(), [node("cp-1", "Unknown")]).problems
+    (problem,) = with_nodes(cluster(), [node("cp-1", "Unknown")], NOW).problems
     assert problem.objects == ("Node/cp-1",)
     assert "kubectl delete" not in problem.next_step
 
     several = cluster(Builder(control_planes=3))
-    assert "kubectl delete machine cp-1 -n team" in with_nodes(several, [node("cp-1", "Unknown")]).problems[0].next_step
+    problem = with_nodes(several, [node("cp-1", "Unknown")], NOW).problems[0]
+    assert "kubectl delete machine cp-1 -n team" in problem.next_step
 
 
 def test_a_cluster_that_does_not_answer_keeps_what_its_machines_remember() -> None:
     overview = overview_of(Builder().objects(), NOW)
     silent = Unseen("Nodes of cluster team/shop", "no answer within 6 s")
-    found = with_details(overview, {Key("team", "identity"): harvester(*ALL)}, {Key("team", "shop"): silent})
+    found = with_details(overview, {Key("team", "identity"): harvester(*ALL)}, {Key("team", "shop"): silent}, NOW)
     assert found.unseen == ("Nodes of cluster team/shop: no answer within 6 s",)
     assert found.clusters[0].machines[0].node is not None
     assert found.clusters[0].machines[0].vm is not None
@@ -191,14 +218,14 @@ def test_a_server_of_a_tenant_that_answers_anything_breaks_nothing() -> None:
     for kind in ("hosts", "vms", "instances", "claims", "pools"):
         for obj in filter(has_name, changed(getattr(whole, kind)[0])):
             answer = replace(whole, **{kind: [obj]})
-            as_json(with_details(overview, {identity: answer}, {key: []}))
+            as_json(with_details(overview, {identity: answer}, {key: []}, NOW))
             count += 1
 
     for field in ("conditions", "v1beta2"):
         worker = node("worker-1", "False")
         worker["status"][field] = {"conditions": [condition("Ready", "False")]} if field == "v1beta2" else []
         for obj in filter(has_name, changed(worker)):
-            as_json(with_details(overview, {}, {key: [obj]}))
+            as_json(with_details(overview, {}, {key: [obj]}, NOW))
             count += 1
     assert count > 500
 
