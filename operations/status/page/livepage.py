@@ -23,7 +23,7 @@ from operations.status.assembly import overview_of
 from operations.status.causes import with_causes
 from operations.status.details import with_details
 from operations.status.healthchecks import replacements_of
-from operations.status.model import Cluster, Overview, Provider
+from operations.status.model import Cluster, Overview, Provider, State
 from operations.status.page.content import content_of, events_of
 from operations.status.page.server import Feed, PageServer
 from operations.status.provider import provider_or_absence, read_provider
@@ -164,9 +164,12 @@ class LivePage:
         harvester_clusters = [
             obj for obj in self._objects.harvester_clusters if key_of(obj) in keys
         ]
-        # A cluster without any Node has no API server to ask.
+        # A cluster without any Node, or whose VMs are stopped, has no API server to ask.
         working = [
-            cluster.key for cluster in clusters if any(machine.node for machine in cluster.machines)
+            cluster.key
+            for cluster in clusters
+            if cluster.state is not State.PARKED
+            and any(machine.node for machine in cluster.machines)
         ]
         self._harvesters, self._nodes = await asyncio.gather(
             read_harvesters(self._client, harvester_clusters), read_nodes(self._client, working)

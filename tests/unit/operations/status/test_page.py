@@ -112,6 +112,35 @@ def test_a_provider_that_is_silent_is_shown_instead_of_live(page: LivePage, monk
     )
 
 
+def test_a_parked_cluster_has_no_api_server_to_ask(page: LivePage, monkeypatch: pytest.MonkeyPatch) -> None:
+    parked, running = Builder("shop"), Builder("pay", prefix="pay-")
+    parked.cluster["spec"]["paused"] = True
+    parked.cluster["metadata"]["annotations"] = {"caphv.io/park": "true", "caphv.io/parked-since": "x"}
+    parked.harvester_cluster["status"]["conditions"].append(condition("Parked", "True", message="VMs stopped"))
+    asked: list[Key] = []
+
+    async def harvesters(*_: object) -> Harvesters:
+        return Harvesters()
+
+    async def nodes(_client: object, clusters: list[Key]) -> dict[str, object]:
+        asked.extend(clusters)
+        return {}
+
+    monkeypatch.setattr(livepage, "read_harvesters", harvesters)
+    monkeypatch.setattr(livepage, "read_nodes", nodes)
+    whole = parked.objects()
+    for kind in ("clusters", "machines", "harvester_clusters", "harvester_machines"):
+        getattr(whole, kind).extend(getattr(running.objects(), kind))
+
+    async def read() -> None:
+        page._objects = whole
+        page._feed.publish("{}")
+        await page._read_deep()
+
+    asyncio.run(read())
+    assert asked == [Key("team", "pay")]
+
+
 def event(obj: Obj, kind: str, second: int) -> Obj:
     about = {"kind": kind, "namespace": key_of(obj).namespace, "name": key_of(obj).name}
     return {"metadata": {}, "involvedObject": about, "lastTimestamp": f"2026-11-22T12:00:{second:02}Z"}
