@@ -167,9 +167,13 @@ def progress(parts: Parts, cluster: Cluster, target: str) -> Progress:
     machines = [machine for machine in cluster.machines if not machine.deleting]
     done = sum(machine.version == target and machine.ready for machine in machines)
 
+    # A hosted control plane has replicas, but no Machines.
+    has_servers = any(machine.control_plane for machine in cluster.machines)
+    is_hosted = parts.sees_machines and not has_servers
+    total = cluster.workers.desired + (0 if is_hosted else cluster.control_plane.desired)
+
     # A rollout is not complete before its old machines are deleted.
     replicas = (cluster.control_plane, cluster.workers)
-    total = sum(part.desired for part in replicas)
     settled = all(part.complete for part in replicas) and len(machines) == len(cluster.machines)
     topology = condition_of(parts.cluster, "TopologyReconciled").get("status")
     reconciled = topology in (None, "True")

@@ -296,11 +296,14 @@ def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...])
     version = str(spec.get("version") or at(spec, "template", "spec", "version") or "")
 
     # The core counts available machines by `unavailableReplicas`, which CAPK3s omits at 0.
+    current = len(machines)
     available = sum(map(_is_available, machines))
     if obj and not machines:
+        # The Machines may not be readable.
+        current = int(status.get("replicas") or 0)
         available = int(status.get("availableReplicas") or status.get("readyReplicas") or 0)
 
-    up_to_date = len(machines)
+    up_to_date = current
     if kind in _KINDS_WITHOUT_COUNT and machines:
         up_to_date = _count_up_to_date(obj, machines, version)
     elif obj:
@@ -310,7 +313,7 @@ def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...])
 
     replicas = Replicas(
         desired=int(spec.get("replicas", len(machines)) or 0),
-        current=len(machines),
+        current=current,
         available=available,
         up_to_date=up_to_date,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -239,6 +240,20 @@ def test_it_is_complete_when_every_machine_has_the_version_and_works() -> None:
     del builder.machines["worker-2"]["metadata"]["deletionTimestamp"]
     builder.machines["worker-2"]["status"]["conditions"][0]["status"] = "False"
     assert now() == ("2 of 3 machines", False), "its machine does not work"
+
+
+def test_a_hosted_control_plane_has_no_machines_to_wait_for() -> None:
+    builder = Builder()
+    builder.cluster["spec"]["topology"]["version"] = NEXT
+    run_version(builder, NEXT, workers=True)
+    del builder.machines["cp-1"]
+    found, _, cluster = parts(builder)
+    state = progress(found, cluster, NEXT)
+    assert (str(state), state.complete) == ("2 of 2 machines", True)
+
+    # Machines that are not read may exist.
+    state = progress(replace(found, sees_machines=False), cluster, NEXT)
+    assert (str(state), state.complete) == ("2 of 3 machines", False)
 
 
 def test_workers_of_talos_follow_a_control_plane_that_counts_no_machines() -> None:

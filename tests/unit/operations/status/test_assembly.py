@@ -196,6 +196,17 @@ def test_a_user_who_may_not_read_machines_sees_the_numbers_of_the_core() -> None
     assert only(found).control_plane.available == 1
 
 
+def test_machines_that_may_not_be_read_exist_as_often_as_their_owners_say() -> None:
+    builder = Builder()
+    builder.deployment["status"]["replicas"] = 2
+    found = builder.objects()
+    found.machines = []
+    assert [(group.name, group.replicas.current, group.replicas.complete) for group in only(found).groups] == [
+        ("shop", 1, True),
+        ("shop-md-0", 2, True),
+    ]
+
+
 def talos() -> Builder:
     """A cluster whose control plane counts no machines that are up to date, as its core does not either."""
     builder = Builder(control_planes=3)
