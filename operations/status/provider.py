@@ -11,8 +11,17 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 
-from caphv.api import names, remedies
-from caphv.api.object import LEASES, NAMESPACES, Obj, annotations_of, key_of, text_at
+from caphv.api import clusterapi, names, remedies
+from caphv.api.object import (
+    LEASES,
+    NAMESPACES,
+    Obj,
+    annotations_of,
+    key_of,
+    owner_reference,
+    text_at,
+)
+from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from operations.read.management import list_all
@@ -113,6 +122,10 @@ def provider_or_absence(
 
     untouched = []
     for obj in harvester_clusters:
+        # A provider waits for an owner, and another controller may manage the object.
+        owner = owner_reference(obj, "Cluster", CLUSTER_API_GROUP)
+        if owner is None or clusterapi.externally_managed(obj):
+            continue
         created = str(obj["metadata"].get("creationTimestamp") or "")
         created_at = time_of(created)
         is_old = created_at and (now - created_at).total_seconds() > SILENT_SECONDS

@@ -79,7 +79,9 @@ def test_a_lease_that_never_was_renewed_says_nothing() -> None:
 
 
 def untouched(seconds: float, **more: Any) -> Obj:
-    return {"metadata": {"name": "shop", "namespace": "team", "creationTimestamp": ago(seconds=seconds)}} | more
+    owner = {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "name": "shop"}
+    metadata = {"name": "shop", "namespace": "team", "creationTimestamp": ago(seconds=seconds)}
+    return {"metadata": {**metadata, "ownerReferences": [owner]}} | more
 
 
 def test_a_cluster_that_nothing_reconciles_shows_that_no_provider_is_installed() -> None:
@@ -94,6 +96,15 @@ def test_a_cluster_that_nothing_reconciles_shows_that_no_provider_is_installed()
 )
 def test_a_cluster_that_is_new_or_was_reconciled_says_nothing_about_the_provider(obj: Obj) -> None:
     obj["metadata"].setdefault("namespace", "team")
+    assert provider_or_absence(None, [obj], NOW) is None
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"ownerReferences": []}, {"annotations": {"cluster.x-k8s.io/managed-by": "terraform"}}]
+)
+def test_a_cluster_that_no_provider_would_reconcile_says_nothing_about_it(metadata: Obj) -> None:
+    obj = untouched(90)
+    obj["metadata"] |= metadata
     assert provider_or_absence(None, [obj], NOW) is None
 
 
