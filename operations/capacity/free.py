@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from caphv.api.names import ZONE_LABEL
-from caphv.api.object import Obj, dict_at, key_of, labels_of
+from caphv.api.object import Obj, at, dict_at, key_of, labels_of
 from caphv.api.quantity import quantity
 from operations.capacity.hosts import Host, Size, hosts_of
 from operations.read.objects import HarvesterObjects
@@ -153,6 +153,8 @@ def _storage(nodes: Iterable[Obj], percent: int) -> Storage | None:
     total = free = Decimal(0)
     has_disks = False
     for node in nodes:
+        if at(node, "spec", "allowScheduling") is False:
+            continue
         specs = dict_at(node, "spec", "disks")
         for name, status in dict_at(node, "status", "diskStatus").items():
             spec = specs.get(name) or {}

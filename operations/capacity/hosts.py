@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from caphv.api.hostresources import HUGEPAGES, requested_devices
-from caphv.api.hosts import accepts_machines, is_ready
+from caphv.api.hosts import accepts_machines, blocking_taints, is_ready
 from caphv.api.names import POD_REQUESTS_ANNOTATION
 from caphv.api.object import Obj, annotations_of, at, dict_at, text_at
 from caphv.api.quantity import quantity, readable
@@ -100,7 +100,7 @@ def hosts_of(harvester: HarvesterObjects) -> list[Host]:
 
     hosts = []
     for obj in harvester.hosts:
-        if not (is_ready(obj) and accepts_machines(obj)):
+        if not (is_ready(obj) and accepts_machines(obj)) or any(blocking_taints(obj)):
             continue
 
         name = str(obj["metadata"]["name"])

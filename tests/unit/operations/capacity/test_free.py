@@ -66,7 +66,8 @@ def test_storage_is_what_longhorn_may_still_schedule() -> None:
     disks = {"fine": {"allowScheduling": True, "storageReserved": 10}, "closed": {"allowScheduling": False}}
     status = {"fine": {"storageMaximum": 110, "storageScheduled": 150}, "closed": {"storageMaximum": 999}}
     node = {"spec": {"disks": disks}, "status": {"diskStatus": status}}
-    found = capacity_of(CapacityObjects(HarvesterObjects(), disks=[node, {}], over_provisioning=200))
+    closed = {**node, "spec": {"allowScheduling": False, "disks": disks}}
+    found = capacity_of(CapacityObjects(HarvesterObjects(), disks=[node, closed, {}], over_provisioning=200))
     assert found.storage is not None
     assert (found.storage.total, found.storage.free) == (200, 50)
     assert capacity_of(CapacityObjects(HarvesterObjects())).storage is None

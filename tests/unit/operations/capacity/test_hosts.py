@@ -57,9 +57,12 @@ def test_hosts_that_take_no_vms_do_not_count() -> None:
             host("witness", labels={"node-role.harvesterhci.io/witness": "true"}),
             host("maintained", annotations={"harvesterhci.io/maintain-status": "completed"}),
             host("evacuated", annotations={"caphv.io/evacuate": "true"}),
+            host("tainted", taints=[{"key": "gpu", "effect": "NoSchedule"}]),
+            host("drained", taints=[{"key": "kubevirt.io/drain", "effect": "NoExecute"}]),
+            host("avoided", taints=[{"key": "gpu", "effect": "PreferNoSchedule"}]),
         ]
     )
-    assert [each.name for each in hosts_of(found)] == ["a"]
+    assert [each.name for each in hosts_of(found)] == ["a", "avoided"]
 
 
 @pytest.mark.parametrize(
