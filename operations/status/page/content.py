@@ -38,6 +38,7 @@ _CLUSTER_FIELDS = (
     "version",
     "versions",
     "endpoint",
+    "harvester",
     "infrastructure",
 )
 # Words of a reason such as VMIPPoolExhausted, whose abbreviations stay together.

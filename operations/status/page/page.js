@@ -272,12 +272,21 @@ function hostBox(key, host, items, many) {
       ...named.map(item => machineItem(item, detailed))) : null);
 }
 
-function zoneCard([zone, items], many) {
+function zoneCard([zone, items], many, server, named) {
   const hosts = grouped(items, ({machine}) => machine.host);
   return el("article", "card",
     el("div", "row", el("h3", "name", zone || "No zone"),
       el("span", "dim small right", count(items.length, "machine"))),
-    ...hosts.map(([host, own]) => hostBox(`${zone}/${host}`, host, own, many)));
+    named ? el("div", "small dim mono", server) : null,
+    ...hosts.map(([host, own]) => hostBox(`${server}/${zone}/${host}`, host, own, many)));
+}
+
+// Hosts of two Harvesters may have the same name, as may their zones.
+function zoneCards(machines) {
+  const many = machines.length > MOST_CHIPS;
+  const servers = grouped(machines, ({cluster}) => cluster.harvester);
+  return servers.flatMap(([server, items]) =>
+    grouped(items, ({machine}) => machine.zone).map(zone => zoneCard(zone, many, server, servers.length > 1)));
 }
 
 function legend(items) {
@@ -393,8 +402,7 @@ function draw() {
   fill("rollouts", clusters.flatMap(groupsOf).map(rolloutCard));
 
   const machines = clusters.flatMap(cluster => cluster.machines.map(machine => ({machine, cluster})));
-  const many = machines.length > MOST_CHIPS;
-  fill("hosts", grouped(machines, ({machine}) => machine.zone).map(zone => zoneCard(zone, many)));
+  fill("hosts", zoneCards(machines));
   fill("legend", [legend(machines)]);
   fill("pools", poolCards(data.pools));
 

@@ -95,6 +95,12 @@ def test_machines_of_an_unreachable_harvester_are_as_last_seen() -> None:
         assert (cluster["state"], kinds(cluster)) == ("Unreachable", {"stale"})
 
 
+def test_each_machine_belongs_to_the_harvester_of_its_cluster() -> None:
+    servers = {name: cluster["harvester"] for name, cluster in clusters(pagestates.outage()).items()}
+    assert servers.pop("remote") == pagestates.OTHER_SERVER
+    assert set(servers.values()) == {pagestates.SERVER}
+
+
 def test_the_border_is_that_of_the_worst_problem() -> None:
     degraded = clusters(pagestates.degraded())
     worst = {name: cluster["worst"] for name, cluster in degraded.items()}
