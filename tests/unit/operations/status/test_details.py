@@ -217,8 +217,8 @@ def test_a_server_of_a_tenant_that_answers_anything_breaks_nothing() -> None:
     count = 0
     for kind in ("hosts", "vms", "instances", "claims", "pools"):
         for obj in filter(has_name, changed(getattr(whole, kind)[0])):
-            answer = replace(whole, **{kind: [obj]})
-            as_json(with_details(overview, {identity: answer}, {key: []}, NOW))
+            answer: Any = {kind: [obj]}
+            as_json(with_details(overview, {identity: replace(whole, **answer)}, {key: []}, NOW))
             count += 1
 
     for field in ("conditions", "v1beta2"):
