@@ -263,7 +263,7 @@ def test_values_of_other_types_end_nothing(value: Any) -> None:
 
 def test_answers_that_cannot_be_checked_are_one_finding() -> None:
     kubeconfig = Kubeconfig("https://h")
-    objects = HarvesterObjects(hosts=[{"metadata": {"name": "a"}, "status": {"conditions": 5}}])
+    objects = HarvesterObjects(hosts=[{"metadata": {"name": "a", "labels": 5}}])
     checks = harvester.checks(HarvesterFacts(Key("team", "identity"), kubeconfig, objects=objects), NOW)
     assert one(checks, "connection").result is Result.OK
     answers = one(checks, "answers")
