@@ -8,7 +8,7 @@ from sandbox.harvester import instances
 
 def wants_to_run(vm: Obj, vmi: Obj | None) -> bool:
     """Return whether a VM shall have a running instance."""
-    strategy = _run_strategy(vm)
+    strategy = run_strategy_of(vm)
     if strategy == "RerunOnFailure":
         return vmi is None or instances.phase_of(vmi) != "Succeeded"
     # With `Manual`, an instance that a user has started keeps running.
@@ -21,7 +21,7 @@ def keeps_ended_instance(vm: Obj) -> bool:
     It does with `RerunOnFailure`. With `Halted`, no instance stays (`syncRunStrategy` in
     pkg/virt-controller/watch/vm/vm.go of kubevirt).
     """
-    return _run_strategy(vm) != "Halted"
+    return run_strategy_of(vm) != "Halted"
 
 
 def is_restart_requested(vm: Obj, vmi: Obj) -> bool:
@@ -30,7 +30,8 @@ def is_restart_requested(vm: Obj, vmi: Obj) -> bool:
     return any((entry["action"], entry.get("uid")) == ("Stop", uid_of(vmi)) for entry in requests)
 
 
-def _run_strategy(vm: Obj) -> str:
+def run_strategy_of(vm: Obj) -> str:
+    """Return the run strategy of a VM."""
     # `running` is the older form of the field.
     fallback = "Always" if vm["spec"].get("running") else "Halted"
     return str(vm["spec"].get("runStrategy") or fallback)

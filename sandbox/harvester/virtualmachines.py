@@ -12,7 +12,7 @@ from caphv.api.hosts import is_ready
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, uid_of
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller, Result
-from caphv.runtime.errors import NotFound
+from caphv.runtime.errors import Invalid, NotFound
 from sandbox.harvester import (
     hotplug,
     instances,
@@ -115,9 +115,33 @@ class VirtualMachines:
 
         if being_deleted(vm):
             return await self._finish_deletion(vm, vmi)
+        vm = await self._record_run_strategy(vm)
         if not runstrategy.wants_to_run(vm, vmi):
             return await self._halt(vm, vmi)
         return await self._keep_running(vm, vmi)
+
+    async def _record_run_strategy(self, vm: Obj) -> Obj:
+        """Record the strategy of a VM that is not Halted, and return the VM as it is stored.
+
+        Harvester's mutator starts a Halted VM with this strategy. Modelled after `StoreRunStrategy`
+        in harvester's pkg/controller/master/virtualmachine.
+        """
+        strategy = runstrategy.run_strategy_of(vm)
+        if strategy in ("Halted", annotations_of(vm).get(kinds.RUN_STRATEGY)):
+            return vm
+
+        # An older strategy must not replace the one that a user has written meanwhile.
+        metadata = {
+            "annotations": {kinds.RUN_STRATEGY: strategy},
+            "resourceVersion": vm["metadata"]["resourceVersion"],
+        }
+        try:
+            return await self._informers.patch(
+                self._informers.vms, key_of(vm), {"metadata": metadata}
+            )
+        except (Invalid, NotFound):
+            # Admission refuses each update of such a VM. KubeVirt runs it all the same.
+            return vm
 
     def _is_lost(self, vmi: Obj) -> bool:
         """Return whether the instance's host has failed."""

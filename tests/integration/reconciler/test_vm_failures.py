@@ -98,11 +98,11 @@ async def test_stopped_vm_is_not_started_behind_the_operators_back(case: Case) -
     found = await case.until(HARVESTER_MACHINES, "one", is_false("VMUpToDate", "VMDiffers"))
     assert is_false("VMUpToDate", "VMDiffers", "runStrategy is Halted, not Always")(found)
     assert await case.writes(since) == []
-    # Harvester turns the start into RerunOnFailure, which is as good.
+    # Harvester starts it with the strategy that it had before the stop.
     await case.patch(kinds.VIRTUAL_MACHINES, "one", {"spec": {"runStrategy": "Always"}})
     found = await case.until(HARVESTER_MACHINES, "one", is_ready)
     assert is_true("VMUpToDate")(found)
-    assert (await case.vm("one"))["spec"]["runStrategy"] == "RerunOnFailure"
+    assert (await case.vm("one"))["spec"]["runStrategy"] == "Always"
 
 
 @pytest.mark.parametrize("quota", [False, True])

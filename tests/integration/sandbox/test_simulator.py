@@ -70,8 +70,10 @@ async def test_vm_stops_and_starts_with_a_new_instance(place: Place) -> None:
         first = await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"].get("interfaces"))
         await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "restart", {"spec": {"runStrategy": "Halted"}})
         await sim.until(kinds.VIRTUAL_MACHINES, "one", lambda vm: vm["status"]["printableStatus"] == "Stopped")
-        vm = await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "restart", {"spec": {"runStrategy": "Always"}})
-        assert vm["spec"]["runStrategy"] == "RerunOnFailure"
+        vm = await sim.client.patch(
+            kinds.VIRTUAL_MACHINES, "one", "restart", {"spec": {"runStrategy": "RerunOnFailure"}}
+        )
+        assert vm["spec"]["runStrategy"] == "Always", "Harvester has recorded the strategy before the stop"
         again = await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"].get("interfaces"))
         assert again["metadata"]["uid"] != first["metadata"]["uid"]
         assert again["status"]["interfaces"] == first["status"]["interfaces"]
