@@ -6,7 +6,7 @@ import asyncio
 import base64
 import hashlib
 import json
-from http import HTTPStatus
+import logging
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -16,10 +16,12 @@ from caphv.api.conditions import current_time
 from caphv.api.object import DEPLOYMENTS, NAMESPACES, NODES, Obj, Resource
 from caphv.api.resources import STORAGE_PROFILES
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import AlreadyExists, Invalid
+from caphv.runtime.errors import AlreadyExists, Invalid, NotFound
 from sandbox import manifests
 from sandbox.harvester import ippools, kinds
 from sandbox.harvester.config import Host, Image, Network, Pool, SimulatorConfig
+
+log = logging.getLogger(__name__)
 
 CRDS = Path(__file__).parent.parent / "crds"
 IMAGE_STORAGE_PARAMETERS = {"migratable": "true", "numberOfReplicas": "3"}
@@ -37,10 +39,28 @@ async def define(client: ApiClient) -> None:
 
 
 async def seed(client: ApiClient, config: SimulatorConfig) -> None:
-    """Create missing objects. Existing objects keep the users' changes."""
+    """Create missing objects. Existing objects keep the users' changes.
+
+    Raise Invalid for a refused object at the first start, when only a setting can be wrong. Later,
+    objects of users may be in its place, such as another pool with its addresses.
+    """
+    is_first = await _is_missing(client, DEPLOYMENTS, _deployment(_HARVESTER, ""))
+
+    async def ensure(resource: Resource, obj: Obj) -> None:
+        if not await _is_missing(client, resource, obj):
+            return
+        try:
+            await client.create(resource, kinds.typed(resource, obj))
+        except AlreadyExists:
+            return  # the API server creates namespace `default` itself
+        except Invalid as error:
+            if is_first:
+                raise
+            log.warning("%s %s is missing: %s", resource.kind, obj["metadata"]["name"], error)
+
     namespaces = [{"metadata": {"name": name}} for name in config.namespaces]
-    await asyncio.gather(*(_ensure(client, NAMESPACES, obj) for obj in namespaces))
-    await asyncio.gather(*(_ensure(client, resource, obj) for resource, obj in _objects(config)))
+    await asyncio.gather(*(ensure(NAMESPACES, obj) for obj in namespaces))
+    await asyncio.gather(*(ensure(resource, obj) for resource, obj in _objects(config)))
 
     # Report Harvester's own Deployment as available, because the provider reads that and nothing
     # runs the Deployment here.
@@ -82,13 +102,13 @@ def storage_profile(name: str) -> Obj:
     return {"metadata": {"name": name}, "spec": {}, "status": status}
 
 
-async def _ensure(client: ApiClient, resource: Resource, obj: Obj) -> None:
+async def _is_missing(client: ApiClient, resource: Resource, obj: Obj) -> bool:
+    # Webhooks may refuse the creation of an object that exists, because of other objects.
     try:
-        await client.create(resource, kinds.typed(resource, obj))
-    except (AlreadyExists, Invalid) as error:
-        # The webhook of an earlier run denies an existing image before the API server does.
-        if error.status != HTTPStatus.CONFLICT:
-            raise
+        await client.get(resource, obj["metadata"]["name"], obj["metadata"].get("namespace", ""))
+    except NotFound:
+        return True
+    return False
 
 
 def _objects(config: SimulatorConfig) -> list[tuple[Resource, Obj]]:

@@ -14,6 +14,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Invalid, NotFound
 from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.harvester import ippools, kinds
+from sandbox.harvester.config import Pool
 from sandbox.processes import network, pki
 from sandbox.processes.apiserver import ApiServer
 from tests.support import harvesterui
@@ -205,6 +206,32 @@ async def test_claim_in_use_and_pool_with_allocations_are_not_deleted(place: Pla
         narrower = [{**ranges[0], "rangeStart": "10.0.0.5"}]
         with pytest.raises(Invalid, match="outside the ranges"):
             await sim.client.patch(kinds.IP_POOLS, "own", "", {"spec": {"ranges": narrower}})
+
+
+async def test_simulator_starts_again_when_other_pools_have_addresses_of_its_own(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    def pool(name: str, first: int, last: int) -> Obj:
+        bounds = {"rangeStart": f"10.7.0.{first}", "rangeEnd": f"10.7.0.{last}"}
+        metadata = {"name": name}
+        return kinds.typed(
+            kinds.IP_POOLS, {"metadata": metadata, "spec": {"ranges": [{"subnet": "10.7.0.0/24", **bounds}]}}
+        )
+
+    pools = [Pool(name, "10.7.0.0/24", f"10.7.0.{n}1", f"10.7.0.{n}9", "10.7.0.1") for n, name in enumerate("xyz", 1)]
+    async with simulation(place, "split", pools=tuple(pools)) as sim:
+        await sim.client.patch(kinds.IP_POOLS, "x", "", {"spec": pool("x", 11, 15)["spec"]})
+        await sim.client.delete(kinds.IP_POOLS, "y", "")
+        await sim.heard(kinds.IP_POOLS)
+        await sim.client.create(kinds.IP_POOLS, pool("other-x", 16, 19))
+        await sim.client.create(kinds.IP_POOLS, pool("other-y", 21, 29))
+        await sim.heard(kinds.IP_POOLS)
+        await sim.restart()
+        assert "IPPool y is missing: " in caplog.text
+        names = {found["metadata"]["name"] for found in (await sim.client.list(kinds.IP_POOLS))["items"]}
+        assert {"x", "z", "other-x", "other-y"} <= names
+        assert "y" not in names
+        assert (await sim.client.get(kinds.IP_POOLS, "x"))["spec"]["ranges"][0]["rangeEnd"] == "10.7.0.15"
 
 
 async def test_vm_whose_volume_another_vm_has_takes_no_update_and_stays_when_it_is_deleted(place: Place) -> None:
