@@ -29,10 +29,25 @@ def spans(spec: Obj) -> list[Span]:
     return result
 
 
-def addresses(spec: Obj) -> Iterator[str]:
-    """Yield all allocatable addresses of the pool in order; gateways are excluded."""
+def addresses(spec: Obj, last_allocated: str = "") -> Iterator[str]:
+    """Yield all allocatable addresses of the pool; gateways are excluded.
+
+    The order is that of Harvester, which continues after the address that it has allocated last, so
+    that a released address is not used again at once (`GetIter` in host-local's
+    backend/allocator/allocator.go of containernetworking/plugins).
+    """
+    parts = spans(spec)
+    try:
+        number = int(ipaddress.IPv4Address(last_allocated))
+    except ValueError:
+        number = 0
+    for index, (first, last) in enumerate(parts):
+        if first <= number <= last:
+            parts = [(number + 1, last), *parts[index + 1 :], *parts[:index], (first, number)]
+            break
+
     gateways = _gateways(spec)
-    for first, last in spans(spec):
+    for first, last in parts:
         for number in range(first, last + 1):
             if number not in gateways:
                 yield str(ipaddress.IPv4Address(number))
@@ -81,7 +96,7 @@ class DuplicateAllocationError(AllocationError):
 def reserve(pool: Obj, holder: str) -> tuple[Obj, str]:
     """Return a status with an address allocated to `holder`, and the address.
 
-    The address is the holder's address in the history, or else the first free one. Raise
+    The address is the holder's address in the history, or else the next free one. Raise
     `AllocationError`.
     """
     status = dict(pool["status"])
@@ -111,7 +126,8 @@ def reserve(pool: Obj, holder: str) -> tuple[Obj, str]:
             f"{duplicate} has been allocated to {holder}, duplicate allocation is not allowed"
         )
 
-    address = previous or next((ip for ip in addresses(pool["spec"]) if ip not in allocated), "")
+    candidates = addresses(pool["spec"], status.get("lastAllocated", ""))
+    address = previous or next((ip for ip in candidates if ip not in allocated), "")
     if not address:
         raise AllocationError("no IP addresses available in range set")
 
