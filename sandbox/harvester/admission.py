@@ -293,8 +293,8 @@ async def _wait_until_in_force(client: ApiClient) -> None:
         {"metadata": metadata, "spec": {"runStrategy": "Halted", "template": template}},
     )
 
-    # Only the webhook denies this pool, because its range ends before it starts.
-    span = {"subnet": "192.0.2.0/24", "rangeStart": "192.0.2.2", "rangeEnd": "192.0.2.1"}
+    # Only the webhook denies this pool, because its range is not in its subnet.
+    span = {"subnet": "192.0.2.0/24", "rangeStart": "198.51.100.1"}
     pool = kinds.typed(
         kinds.IP_POOLS, {"metadata": {"name": "admission-probe"}, "spec": {"ranges": [span]}}
     )

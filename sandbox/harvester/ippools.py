@@ -9,24 +9,59 @@ from __future__ import annotations
 import ipaddress
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from caphv.api.object import Obj, dict_at
 
-Span = tuple[int, int]
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Addresses from `first` to `last` as numbers, both included, without the gateway."""
+
+    first: int
+    last: int
+    gateway: int | None
+    mask: str
+
+    def __contains__(self, number: int) -> bool:
+        """Return whether a number lies between the bounds, where the gateway may be as well."""
+        return self.first <= number <= self.last
+
+    def __str__(self) -> str:
+        return f"{_text(self.first)}-{_text(self.last)}"
+
+    @property
+    def size(self) -> int:
+        """Return the number of allocatable addresses."""
+        # Compute the number from the bounds, because a pool may have millions of addresses.
+        return self.last - self.first + 1 - (self.gateway is not None and self.gateway in self)
 
 
-def spans(spec: Obj) -> list[Span]:
-    """Return the first and last address of each range, as numbers.
+def ranges_of(spec: Obj) -> list[Range]:
+    """Return the ranges of a pool. Raise ValueError.
 
-    A range without bounds contains all host addresses of its subnet.
+    A range without bounds contains all host addresses of its subnet. A range without a gateway has
+    the first of them as its gateway. Modelled after `MakeRange` in pkg/ipam/allocator.go of
+    load-balancer-harvester.
     """
-    result = []
+    ranges = []
     for entry in spec["ranges"]:
         subnet = ipaddress.IPv4Network(entry["subnet"], strict=False)
-        first = entry.get("rangeStart") or str(subnet.network_address + 1)
-        last = entry.get("rangeEnd") or str(subnet.broadcast_address - 1)
-        result.append((int(ipaddress.IPv4Address(first)), int(ipaddress.IPv4Address(last))))
-    return result
+        first = int(subnet.network_address)
+        last = int(subnet.broadcast_address)
+        gateway: int | None = None
+        if subnet.prefixlen < 32:
+            first += 1
+            last -= 1
+            gateway = first
+
+        first = _bound(entry, "rangeStart", subnet) or first
+        last = _bound(entry, "rangeEnd", subnet) or last
+        gateway = _bound(entry, "gateway", subnet) or gateway
+        # Bounds in the wrong order are swapped.
+        mask = str(subnet.netmask)
+        ranges.append(Range(min(first, last), max(first, last), gateway, mask))
+    return ranges
 
 
 def addresses(spec: Obj, last_allocated: str = "") -> Iterator[str]:
@@ -36,48 +71,42 @@ def addresses(spec: Obj, last_allocated: str = "") -> Iterator[str]:
     that a released address is not used again at once (`GetIter` in host-local's
     backend/allocator/allocator.go of containernetworking/plugins).
     """
-    parts = spans(spec)
+    parts = ranges_of(spec)
     try:
         number = int(ipaddress.IPv4Address(last_allocated))
     except ValueError:
         number = 0
-    for index, (first, last) in enumerate(parts):
-        if first <= number <= last:
-            parts = [(number + 1, last), *parts[index + 1 :], *parts[:index], (first, number)]
+    for index, part in enumerate(parts):
+        if number in part:
+            following = replace(part, first=number + 1)
+            preceding = replace(part, last=number)
+            parts = [following, *parts[index + 1 :], *parts[:index], preceding]
             break
 
-    gateways = _gateways(spec)
-    for first, last in parts:
-        for number in range(first, last + 1):
-            if number not in gateways:
-                yield str(ipaddress.IPv4Address(number))
+    for part in parts:
+        for number in range(part.first, part.last + 1):
+            if number != part.gateway:
+                yield _text(number)
 
 
 def total(spec: Obj) -> int:
     """Return the number of allocatable addresses."""
-    # Compute the number from the bounds, because a pool may have millions of addresses.
-    gateways = _gateways(spec)
-    count = 0
-    for first, last in spans(spec):
-        gateways_in_span = sum(first <= gateway <= last for gateway in gateways)
-        count += last - first + 1 - gateways_in_span
-    return count
+    return sum(part.size for part in ranges_of(spec))
 
 
 def contains(spec: Obj, address: str) -> bool:
     """Return whether an address lies in one of the ranges."""
     number = int(ipaddress.IPv4Address(address))
-    return any(first <= number <= last for first, last in spans(spec))
+    return any(number in part for part in ranges_of(spec))
 
 
 def network_of(spec: Obj, address: str) -> dict[str, str]:
     """Return gateway and mask of the range of an address, as a LoadBalancer reports them."""
-    for entry in spec["ranges"]:
-        subnet = ipaddress.IPv4Network(entry["subnet"], strict=False)
-        if ipaddress.IPv4Address(address) in subnet:
-            gateway = entry.get("gateway") or str(subnet.network_address + 1)
-            return {"gateway": gateway, "mask": str(subnet.netmask)}
-    return {}
+    number = int(ipaddress.IPv4Address(address))
+    part = next(part for part in ranges_of(spec) if number in part)
+    # Go prints an address that is missing in this form.
+    gateway = "<nil>" if part.gateway is None else _text(part.gateway)
+    return {"gateway": gateway, "mask": part.mask}
 
 
 def address_of(status: Obj, holder: str) -> str:
@@ -107,15 +136,13 @@ def reserve(pool: Obj, holder: str) -> tuple[Obj, str]:
     # holder stays as it is, and a reservation for another holder is an error (`Get` in
     # pkg/ipam/allocator.go and `Reserve` in pkg/ipam/store/store.go of load-balancer-harvester).
     previous = _address_in(history, holder)
+    if previous:
+        _check_request(pool, previous)
     if previous and allocated.get(previous) == holder:
         return status, previous
     if previous in allocated:
-        ranges = ",".join(
-            "-".join(str(ipaddress.IPv4Address(number)) for number in span)
-            for span in spans(pool["spec"])
-        )
         raise AllocationError(
-            f"requested IP address {previous} is not available in range set {ranges}"
+            f"requested IP address {previous} is not available in range set {_range_set(pool)}"
         )
 
     # If the history has no address, it is an error that the holder already has one (`Get` in
@@ -129,7 +156,7 @@ def reserve(pool: Obj, holder: str) -> tuple[Obj, str]:
     candidates = addresses(pool["spec"], status.get("lastAllocated", ""))
     address = previous or next((ip for ip in candidates if ip not in allocated), "")
     if not address:
-        raise AllocationError("no IP addresses available in range set")
+        raise AllocationError(f"no IP addresses available in range set: {_range_set(pool)}")
 
     history.pop(address, None)
     status |= {
@@ -184,18 +211,18 @@ def validate(pool: Obj, others: Iterable[Obj] = ()) -> str:
     A pool is denied if its ranges overlap, or an allocated address is outside of the ranges.
     """
     try:
-        ranges = sorted(spans(pool["spec"]))
+        ranges = sorted(ranges_of(pool["spec"]), key=lambda part: part.first)
+        taken = [part for other in others for part in ranges_of(other["spec"])]
     except ValueError as error:
         return f"spec.ranges: {error}"
-    if any(first > last for first, last in ranges):
-        return "spec.ranges: rangeStart is greater than rangeEnd"
-    if any(lower[1] >= upper[0] for lower, upper in itertools.pairwise(ranges)):
+    if any(lower.last >= upper.first for lower, upper in itertools.pairwise(ranges)):
         return "spec.ranges: ranges overlap"
 
     # Ranges must not overlap the ranges of any other pool, even in another network
     # (pkg/webhook/ippool/validator.go in load-balancer-harvester).
-    taken = [span for other in others for span in spans(other["spec"])]
-    if any(first <= end and start <= last for first, last in ranges for start, end in taken):
+    if any(
+        mine.first <= part.last and part.first <= mine.last for mine in ranges for part in taken
+    ):
         return "spec.ranges: the ranges overlap those of other pools"
 
     for ip in dict_at(pool, "status", "allocated"):
@@ -208,9 +235,34 @@ def _address_in(holders: dict[str, str], holder: str) -> str:
     return next((ip for ip, name in holders.items() if name == holder), "")
 
 
-def _gateways(spec: Obj) -> set[int]:
-    return {
-        int(ipaddress.IPv4Address(entry["gateway"]))
-        for entry in spec["ranges"]
-        if entry.get("gateway")
-    }
+def _check_request(pool: Obj, address: str) -> None:
+    """Raise `AllocationError` for an address that the pool cannot allocate."""
+    number = int(ipaddress.IPv4Address(address))
+    part = next((part for part in ranges_of(pool["spec"]) if number in part), None)
+    if part is None:
+        raise AllocationError(f"{address} not in range set {_range_set(pool)}")
+    if number == part.gateway:
+        raise AllocationError(f"requested ip {address} is subnet's gateway")
+
+
+def _range_set(pool: Obj) -> str:
+    return ",".join(map(str, ranges_of(pool["spec"])))
+
+
+def _bound(entry: Obj, field: str, subnet: ipaddress.IPv4Network) -> int | None:
+    """Return the address in a field of a range as a number, None for none. Raise ValueError."""
+    text = entry.get(field)
+    if not text:
+        return None
+    address = ipaddress.IPv4Address(text)
+    if address not in subnet:
+        raise ValueError(f"invalid {field} {text}: IP {text} is out of subnet {subnet}")
+    if address == subnet.network_address:
+        raise ValueError(f"invalid {field} {text}: IP {text} is the network address")
+    if address == subnet.broadcast_address:
+        raise ValueError(f"invalid {field} {text}: IP {text} is the broadcast address")
+    return int(address)
+
+
+def _text(number: int) -> str:
+    return str(ipaddress.IPv4Address(number))
