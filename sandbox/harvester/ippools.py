@@ -168,16 +168,19 @@ def reserve(pool: Obj, holder: str) -> tuple[Obj, str]:
     return status, address
 
 
-def release(pool: Obj, address: str, holder: str) -> Obj | None:
-    """Return a status with the address released and its holder in the history.
+def release(pool: Obj, holder: str) -> Obj | None:
+    """Return a status with an address of `holder` released and the holder in the history.
 
-    Return None if another holder has the address.
+    Return None if it has no address. As on Harvester, the recorded address of a LoadBalancer does
+    not matter, and of several addresses one is released (`ReleaseByID` in pkg/ipam/store/store.go
+    of load-balancer-harvester).
     """
     status = dict(pool["status"])
-    allocated = dict(status.get("allocated") or {})
-    if allocated.get(address) != holder:
+    address = address_of(status, holder)
+    if not address:
         return None
 
+    allocated = dict(status["allocated"])
     del allocated[address]
     status |= {"allocated": allocated, "available": status["available"] + 1}
     status["allocatedHistory"] = (status.get("allocatedHistory") or {}) | {address: holder}

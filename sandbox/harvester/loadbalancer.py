@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 FINALIZER = "wrangler.cattle.io/harvester-lb-controller"
 SERVICE_LABEL = "loadbalancer.harvesterhci.io/servicelb"
+# The time until another attempt to release an address.
+_RETRY_SECONDS = 1.0
 
 
 class LoadBalancers:
@@ -121,9 +123,7 @@ class LoadBalancers:
         if load_balancer is None or being_deleted(load_balancer):
             self._prober.ensure(key, None, ())
             await self._data_path.set(key, {})
-            if load_balancer is not None:
-                await self._finish_deletion(load_balancer)
-            return None
+            return await self._finish_deletion(load_balancer) if load_balancer else None
 
         finalizers = kinds.finalizers_of(load_balancer)
         if FINALIZER not in finalizers:
@@ -131,10 +131,7 @@ class LoadBalancers:
             load_balancer = await self._patch(load_balancer, patch)
 
         if _changes_pool(load_balancer):
-            await self._release(load_balancer)
-            # Until the next reconcile it has no address, as on Harvester.
-            await self._patch(load_balancer, {"status": {"allocatedAddress": None}})
-            return None
+            return await self._leave_pool(load_balancer)
 
         try:
             allocated = await self._allocate(load_balancer)
@@ -149,15 +146,23 @@ class LoadBalancers:
         await self._serve(load_balancer, allocated, kubevip.ingress_of(service))
         return None
 
-    async def _finish_deletion(self, load_balancer: Obj) -> None:
-        """Release only the recorded address; the Service and unrecorded addresses stay."""
-        await self._release(load_balancer)
+    async def _finish_deletion(self, load_balancer: Obj) -> Result | None:
+        """Release the address and remove the finalizer; the Service stays.
 
+        Without its pool, the LoadBalancer stays as well. Harvester releases nothing unless the spec
+        has `ipam: pool`, the default of which it applies to allocations only.
+        """
         key = key_of(load_balancer)
+        uses_pool = load_balancer["spec"].get("ipam") == "pool"
+        if uses_pool and (problem := await self._release(load_balancer)):
+            log.warning("load balancer %s stays: %s", key, problem)
+            return Result(requeue_after=_RETRY_SECONDS)
+
         finalizers = [name for name in kinds.finalizers_of(load_balancer) if name != FINALIZER]
         patch = kinds.finalizers_patch(load_balancer, finalizers)
         with contextlib.suppress(NotFound):
             await self._informers.client.patch(kinds.LOAD_BALANCERS, key.name, key.namespace, patch)
+        return None
 
     # Address
 
@@ -201,8 +206,7 @@ class LoadBalancers:
             status, address = ippools.reserve(pool, holder)
         except ippools.DuplicateAllocationError:
             if self._config.releases_duplicates:
-                duplicate = ippools.address_of(pool["status"], holder)
-                released_status = ippools.release(pool, duplicate, holder)
+                released_status = ippools.release(pool, holder)
                 if released_status is not None:
                     await self._write_pool(pool, released_status)
             raise
@@ -211,15 +215,30 @@ class LoadBalancers:
             await self._write_pool(pool, status)
         return address
 
-    async def _release(self, load_balancer: Obj) -> None:
-        """Release the recorded address, unless another holder has it."""
+    async def _leave_pool(self, load_balancer: Obj) -> Result | None:
+        """Release the address in the former pool. The next reconcile allocates another one."""
+        if problem := await self._release(load_balancer):
+            await self._write_ready(load_balancer, problem)
+            return Result(requeue_after=_RETRY_SECONDS)
+        await self._patch(load_balancer, {"status": {"allocatedAddress": None}})
+        return None
+
+    async def _release(self, load_balancer: Obj) -> str:
+        """Release the address of the LoadBalancer in the pool that it is from.
+
+        Return the problem if the pool does not exist, else an empty text.
+        """
         allocated = _allocated_address(load_balancer)
-        pool = self._informers.pools.get("", allocated.get("ipPool", ""))
-        if pool is None:
-            return
-        status = ippools.release(pool, allocated["ip"], str(key_of(load_balancer)))
+        name = allocated.get("ipPool")
+        if not name:
+            return ""
+        pool = self._informers.pools.get("", name)
+        if pool is None or "status" not in pool:
+            return f"fail to release ip {allocated['ip']}, error: fail to get allocator {name}"
+        status = ippools.release(pool, str(key_of(load_balancer)))
         if status is not None:
             await self._write_pool(pool, status)
+        return ""
 
     async def _write_pool(self, pool: Obj, status: Obj) -> None:
         """Write the status of a pool as it was read.

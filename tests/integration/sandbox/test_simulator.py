@@ -372,6 +372,37 @@ async def test_load_balancer_of_another_pool_gets_another_address(place: Place) 
             await sim.client.delete(kinds.IP_POOLS, other)
 
 
+async def test_address_is_released_in_the_pool_by_a_load_balancer_that_names_its_ipam(place: Place) -> None:
+    async with simulation(place, "released") as sim:
+        bounds = {"rangeStart": f"{sim.prefix}.121.1", "rangeEnd": f"{sim.prefix}.121.9"}
+        spec = {"ranges": [{"subnet": f"{sim.prefix}.0.0/17", **bounds}]}
+        pool = kinds.typed(kinds.IP_POOLS, {"metadata": {"name": "released"}, "spec": spec})
+        await sim.client.create(kinds.IP_POOLS, pool)
+        for name in ("named", "default"):
+            load_balancer = _load_balancer("released", name)
+            load_balancer["spec"]["ipPool"] = "released"
+            if name == "default":
+                del load_balancer["spec"]["ipam"]
+            await sim.client.create(kinds.LOAD_BALANCERS, load_balancer)
+            await sim.until(kinds.LOAD_BALANCERS, name, lambda obj: obj.get("status", {}).get("allocatedAddress"))
+
+        await sim.client.delete(kinds.LOAD_BALANCERS, "default", "released")
+        await sim.until_gone(kinds.LOAD_BALANCERS, "default")
+        allocated = (await sim.client.get(kinds.IP_POOLS, "released"))["status"]["allocated"]
+        assert sorted(allocated.values()) == ["released/default", "released/named"]
+
+        # The pool can be deleted once a user has removed the entries.
+        await sim.client.patch(kinds.IP_POOLS, "released", "", {"status": {"allocated": None}})
+        await sim.client.delete(kinds.IP_POOLS, "released")
+        await sim.heard(kinds.IP_POOLS)
+        await sim.client.delete(kinds.LOAD_BALANCERS, "named", "released")
+        await asyncio.sleep(0.5)
+        assert await sim.client.get(kinds.LOAD_BALANCERS, "named", "released")
+        await sim.client.create(kinds.IP_POOLS, pool)
+        await sim.until_gone(kinds.LOAD_BALANCERS, "named")
+        await sim.client.delete(kinds.IP_POOLS, "released")
+
+
 @pytest.mark.parametrize("equal", ["name", "port", "backendPort"])
 async def test_equal_listeners_are_refused(place: Place, equal: str) -> None:
     async with simulation(place, f"equal-{equal.lower()}") as sim:

@@ -232,7 +232,7 @@ class TestLoadBalancer:
             if step.startswith("plan"):
                 state = self.planned(state, address if step == "plan again" else "")
             elif step == "release":
-                state = {**state, "status": ippools.release(state, address, "ns/lb") or status}
+                state = {**state, "status": ippools.release(state, "ns/lb") or status}
             elif step == "reserve":
                 with contextlib.suppress(ippools.AllocationError):
                     state = {**state, "status": ippools.reserve(state, "ns/lb")[0]}

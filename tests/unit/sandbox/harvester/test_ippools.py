@@ -38,12 +38,21 @@ def test_released_address_is_the_last_one_that_others_get() -> None:
     for holder in ("ns/a", "ns/b", "ns/c"):
         state, address = reserved(state, holder)
         addresses.append(address)
-        released = ippools.release(state, address, holder)
+        released = ippools.release(state, holder)
         assert released
         state = {**state, "status": released}
     assert addresses == ["10.0.0.4", "10.0.0.5", "10.0.0.6"]
     assert reserved(state, "ns/d")[1] == "10.0.0.4"
     assert reserved(state, "ns/b")[1] == "10.0.0.5", "its own of the history"
+
+
+def test_one_address_of_a_holder_is_released() -> None:
+    state = pool("p", LOW, allocated={"10.0.0.5": "ns/a", "10.0.0.6": "ns/a", "10.0.0.4": "ns/b"})
+    status = ippools.release(state, "ns/a")
+    assert status
+    assert (sorted(status["allocated"].values()), status["available"]) == (["ns/a", "ns/b"], 1)
+    assert list(status["allocatedHistory"].values()) == ["ns/a"]
+    assert ippools.release(state, "ns/c") is None
 
 
 @pytest.mark.parametrize(
