@@ -57,6 +57,13 @@ SPEC_CHANGES = {
     "name": "spec-changes",
     "expression": "request.operation != 'UPDATE' || object.spec != oldObject.spec",
 }
+# Harvester's webhook checks each update of the status of a VM, but here only these can be denied.
+STOP_REQUESTS = {
+    "name": "stop-requests",
+    "expression": (
+        "has(object.status.stateChangeRequests) && size(object.status.stateChangeRequests) > 0"
+    ),
+}
 
 
 class Admission:
@@ -71,6 +78,7 @@ class Admission:
         """Serve and register the webhooks; the block starts once the API server calls them."""
         app = web.Application(client_max_size=4 * 1024**2)
         app.router.add_post("/virtualmachines", self._handle_virtual_machine)
+        app.router.add_post("/stops", self._handle_stop)
         app.router.add_post("/claims", self._handle_claim_deletion)
         app.router.add_post("/pools", self._handle_pool)
         app.router.add_post("/loadbalancers", self._handle_load_balancer)
@@ -116,6 +124,11 @@ class Admission:
             {"op": "add", "path": "/metadata/finalizers", "value": finalizers},
         ]
         return _answer(review, None, patch)
+
+    async def _handle_stop(self, request: web.Request) -> web.Response:
+        review = await self._read_review(request)
+        denial = admission_rules.check_stop(review["object"], review["oldObject"], self._informers)
+        return _answer(review, denial)
 
     async def _handle_claim_deletion(self, request: web.Request) -> web.Response:
         review = await self._read_review(request)
@@ -238,12 +251,17 @@ async def _register(client: ApiClient, url: str, ca: pki.CA) -> None:
     bundle = base64.b64encode(ca.certificate).decode()
 
     def webhook(
-        name: str, resource: Resource, operations: list[str], *, spec_only: bool = False
+        name: str,
+        resource: Resource,
+        operations: list[str],
+        *,
+        subresource: str = "",
+        condition: Obj | None = None,
     ) -> Obj:
         rule = {
             "apiGroups": [resource.group],
             "apiVersions": [resource.version],
-            "resources": [resource.plural],
+            "resources": [f"{resource.plural}/{subresource}" if subresource else resource.plural],
             "operations": operations,
         }
         return {
@@ -253,17 +271,25 @@ async def _register(client: ApiClient, url: str, ca: pki.CA) -> None:
             "admissionReviewVersions": ["v1"],
             "sideEffects": "None",
             "failurePolicy": "Fail",
-            **({"matchConditions": [SPEC_CHANGES]} if spec_only else {}),
+            **({"matchConditions": [condition]} if condition else {}),
         }
 
     # The mutating webhooks also validate, which saves a second call for each request.
     changes = ["CREATE", "UPDATE"]
     mutators = [
         webhook("virtualmachines", kinds.VIRTUAL_MACHINES, changes),
-        webhook("pools", kinds.IP_POOLS, [*changes, "DELETE"], spec_only=True),
-        webhook("loadbalancers", kinds.LOAD_BALANCERS, changes, spec_only=True),
+        webhook("pools", kinds.IP_POOLS, [*changes, "DELETE"], condition=SPEC_CHANGES),
+        webhook("loadbalancers", kinds.LOAD_BALANCERS, changes, condition=SPEC_CHANGES),
     ]
+    stops = webhook(
+        "stops",
+        kinds.VIRTUAL_MACHINES,
+        ["UPDATE"],
+        subresource="status",
+        condition=STOP_REQUESTS,
+    )
     validators = [
+        stops,
         webhook("claims", PERSISTENT_VOLUME_CLAIMS, ["DELETE"]),
         webhook("images", kinds.IMAGES, ["CREATE"]),
         webhook("vmbackups", kinds.VM_BACKUPS, ["CREATE"]),

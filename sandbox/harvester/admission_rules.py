@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from caphv.api.object import Obj, at, being_deleted, dict_at, key_of, list_at
+from caphv.api.object import Obj, at, being_deleted, dict_at, key_of, list_at, uid_of
 from sandbox.harvester import guestbalancers, ippools, quotas
 from sandbox.harvester.informers import Informers, claim_templates, claims_of
 from sandbox.harvester.mutations import (
@@ -23,6 +23,7 @@ from sandbox.harvester.mutations import (
     needs_resources,
 )
 from sandbox.harvester.releases import Release
+from sandbox.harvester.runstrategy import run_strategy_of
 
 # NVIDIA names the types of vGPUs after the card, the GiB of memory, and a letter for their use, for
 # example NVIDIA_A10-4Q.
@@ -74,7 +75,33 @@ def check_virtual_machine(
     shortage = quotas.storage_shortage(vm, before, informers) or quotas.start_shortage(
         vm, informers
     )
-    return Denial(shortage) if shortage else None
+    if shortage:
+        return Denial(shortage)
+    return check_stop(vm, before, informers) if before is not None else None
+
+
+def check_stop(vm: Obj, before: Obj, informers: Informers) -> Denial | None:
+    """Deny to stop or restart a VM of which a backup is not ready or has failed.
+
+    Harvester also checks updates of the status, where KubeVirt requests a restart
+    (`checkVMStoppingStatus` and `checkVMBackup` in validator.go).
+    """
+    strategies = (run_strategy_of(before), run_strategy_of(vm))
+    requests = list_at(vm, "status", "stateChangeRequests")
+    is_stopped = strategies == ("Always", "Halted")
+    if not is_stopped and not (requests and requests[0].get("action") == "Stop"):
+        return None
+
+    for backup in informers.vm_backups.store:
+        status = dict_at(backup, "status")
+        is_complete = status.get("readyToUse") and not status.get("error")
+        if status.get("sourceUID") == uid_of(vm) and not is_complete:
+            message = (
+                f"there is vmbackup in progress for vm {key_of(vm)}, please wait for the vmbackup "
+                "or remove it before stop/restart the vm"
+            )
+            return Denial(message, 400, "BadRequest")
+    return None
 
 
 def check_claim_deletion(claim: Obj, informers: Informers) -> Denial | None:

@@ -13,7 +13,7 @@ from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Invalid, NotFound
 from caphv.runtime.kubeconfig import Kubeconfig
-from sandbox.harvester import ippools, kinds
+from sandbox.harvester import fault_actions, ippools, kinds, vmbackups
 from sandbox.harvester.config import Pool
 from sandbox.processes import network, pki
 from sandbox.processes.apiserver import ApiServer
@@ -257,6 +257,36 @@ async def test_vm_whose_volume_another_vm_has_takes_no_update_and_stays_when_it_
         )
         await sim.until_gone(kinds.VIRTUAL_MACHINES, "one")
         assert await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "shared", "occupied")
+
+
+async def test_vm_is_neither_stopped_nor_restarted_until_its_backup_is_ready(place: Place) -> None:
+    def duration(seconds: int) -> Obj:
+        return {"metadata": {"annotations": {vmbackups.SECONDS: str(seconds)}}}
+
+    async with simulation(place, "backed-up") as sim:
+        await sim.create_vm("one")
+        await sim.addresses("one")
+        await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "backed-up", duration(600))
+        await sim.heard(kinds.VIRTUAL_MACHINES)
+        source = {"apiGroup": "kubevirt.io", "kind": "VirtualMachine", "name": "one"}
+        backup = {"metadata": {"name": "nightly", "namespace": "backed-up"}, "spec": {"source": source}}
+        await sim.client.create(kinds.VM_BACKUPS, kinds.typed(kinds.VM_BACKUPS, backup))
+        await sim.until(kinds.VM_BACKUPS, "nightly", lambda backup: backup.get("status"))
+        await sim.heard(kinds.VM_BACKUPS)
+
+        stop = {"spec": {"runStrategy": "Halted"}}
+        with pytest.raises(Invalid, match="there is vmbackup in progress for vm backed-up/one") as refused:
+            await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "backed-up", stop)
+        assert (refused.value.status, refused.value.reason) == (400, "BadRequest")
+        with pytest.raises(Invalid, match="there is vmbackup in progress for vm backed-up/one"):
+            await fault_actions.restart(sim.client, "backed-up/one")
+
+        await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "backed-up", duration(0))
+        await sim.until(kinds.VM_BACKUPS, "nightly", lambda backup: backup["status"]["readyToUse"])
+        await sim.heard(kinds.VM_BACKUPS)
+        await fault_actions.restart(sim.client, "backed-up/one")
+        await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "backed-up", stop)
+        await sim.until_gone(kinds.INSTANCES, "one")
 
 
 async def test_network_of_a_vm_is_checked_with_each_update_until_it_is_deleted(place: Place) -> None:
