@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from http import HTTPStatus
 
 from caphv.api import resources
 from caphv.api.guestparts import hotplugged_claims
@@ -25,6 +26,8 @@ _STOP_SECONDS = 180.0
 _KUBEVIRT_SECONDS = 5.0
 # The finalizers of a VM are reported so many seconds after it has stopped.
 _FINALIZER_SECONDS = 10.0
+# Seconds until a retry after Harvester has refused to halt a VM.
+_REFUSED_SECONDS = 15.0
 # The controller that removes each finalizer, and the Deployment that runs this controller.
 _FINALIZERS = {
     "kubevirt.io/virtualMachineControllerFinalize": "KubeVirt: check Deployment virt-controller",
@@ -42,11 +45,12 @@ async def delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) ->
 
     Raises `Blocked` while it exists, `ApiError` and `Unreachable` for a retry.
     """
+    refusal = ""
     try:
         vm = await complete_vm(scope, vm)
         if being_deleted(vm):
             await _release_volumes(scope, namespace, vm)
-            await _halt_stopped_vm(scope, namespace, vm)
+            refusal = await _halt_stopped_vm(scope, namespace, vm)
         elif await _request_deletion(scope, namespace, vm):
             return
     except NotFound:
@@ -60,7 +64,7 @@ async def delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) ->
             scope.warning_event("VMDeletionFailed", message)
         raise
 
-    raise _vm_remains(scope, namespace, vm)
+    raise _vm_remains(scope, namespace, vm, refusal)
 
 
 async def _request_deletion(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> bool:
@@ -127,11 +131,12 @@ async def _release_volumes(scope: MachineScope, namespace: TargetNamespace, vm: 
     await _patch_vm(scope, namespace, {"metadata": metadata, "spec": without(vm, shared)})
 
 
-async def _halt_stopped_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> None:
+async def _halt_stopped_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> str:
     """Halt a VM that is being deleted but stays although its instance has stopped.
 
-    Detaches volumes that were hot-plugged to it: no other VM could have them. Raises `Blocked`
-    while KubeVirt may still remove its own finalizer.
+    Detaches volumes that were hot-plugged to it: no other VM could have them. Returns why Harvester
+    refuses that because of a backup, else an empty text. Raises `Blocked` while KubeVirt may still
+    remove its own finalizer.
     """
     # Harvester checks the quota of the namespace at each update of a VM without a Pod, unless the
     # VM is Halted. While the quota is full, it refuses the update with which KubeVirt removes its
@@ -142,7 +147,7 @@ async def _halt_stopped_vm(scope: MachineScope, namespace: TargetNamespace, vm: 
     if (is_halted and not hotplugged) or namespace.instances.get(
         scope.target_namespace, scope.name
     ):
-        return
+        return ""
 
     patience = _KUBEVIRT_SECONDS - _seconds_since_stop(scope)
     if patience > 0:
@@ -153,7 +158,16 @@ async def _halt_stopped_vm(scope: MachineScope, namespace: TargetNamespace, vm: 
         # A VM has only one of the two fields.
         changes |= {"running": False} if "running" in spec else {"runStrategy": "Halted"}
     metadata = {"resourceVersion": vm["metadata"]["resourceVersion"]}
-    await _patch_vm(scope, namespace, {"metadata": metadata, "spec": changes})
+    try:
+        await _patch_vm(scope, namespace, {"metadata": metadata, "spec": changes})
+    except Invalid as error:
+        # Harvester halts no VM of which a backup is not ready or has failed, even if it has stopped
+        # (harvester: `checkVMBackup` in pkg/webhook/resources/virtualmachine/validator.go). Another
+        # controller may be why the VM stays, and must be reported as well.
+        if error.status != HTTPStatus.BAD_REQUEST:
+            raise
+        return f"; Harvester does not halt the VM: {error.message}"
+    return ""
 
 
 async def _patch_vm(scope: MachineScope, namespace: TargetNamespace, patch: Obj) -> None:
@@ -171,8 +185,11 @@ def _seconds_since_stop(scope: MachineScope) -> float:
     return current_time - scope.memory.deletion.vm_stopped_at
 
 
-def _vm_remains(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> Blocked:
-    """Return the `Blocked` of a deletion that waits for the instance or finalizers of the VM."""
+def _vm_remains(scope: MachineScope, namespace: TargetNamespace, vm: Obj, refusal: str) -> Blocked:
+    """Return the `Blocked` of a deletion that waits for the instance or finalizers of the VM.
+
+    :param refusal: why Harvester does not halt the VM, to be appended; empty if it does
+    """
     instance = namespace.instances.get(scope.target_namespace, scope.name)
     if instance:
         return instance_remains(scope, instance, _waiting_for_vm(scope))
@@ -190,8 +207,10 @@ def _vm_remains(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> Blo
         f"finalizer {name} is removed by {_FINALIZERS.get(name, 'another controller')}"
         for name in finalizers
     )
-    message = f"{_waiting_for_vm(scope)}: {responsible}"
-    return scope.in_progress(message, Watched.VM, warn=True)
+    message = f"{_waiting_for_vm(scope)}: {responsible}{refusal}"
+    # No event reports the end of a backup.
+    retry = [Delay(_REFUSED_SECONDS)] if refusal else []
+    return scope.in_progress(message, Watched.VM, *retry, warn=True)
 
 
 def instance_remains(scope: MachineScope, instance: Obj, message: str) -> Blocked:

@@ -93,10 +93,16 @@ def pool(address: str, cluster: str) -> Obj:
 
 
 class Client:
-    """Records requests; refuses updates of a VM as Harvester's webhook does."""
+    """Records requests; refuses updates of a VM as Harvester's webhook does.
 
-    def __init__(self, *, refuses: bool, vm: Obj | None = None, secret: Obj | None = None) -> None:
-        self.refuses = refuses
+    :param refuses: all updates, because of a shared volume
+    :param has_backup: to halt the VM, because a backup of it is not ready
+    """
+
+    def __init__(
+        self, *, refuses: bool, vm: Obj | None = None, secret: Obj | None = None, has_backup: bool = False
+    ) -> None:
+        self.refuses, self.has_backup = refuses, has_backup
         self._objects = {"VirtualMachine": vm, "Secret": secret}
         self.patches: list[Obj] = []
         self.deleted: list[str] = []
@@ -111,6 +117,8 @@ class Client:
     async def patch(self, _resource: Any, _name: str, _namespace: str, patch: Obj) -> Obj:
         if self.refuses:
             raise Invalid(422, "Invalid", "the volume shared is already used by VM vms/two")
+        if self.has_backup and "runStrategy" in patch.get("spec", {}):
+            raise Invalid(400, "BadRequest", "there is vmbackup in progress for vm vms/one")
         self.patches.append(patch)
         return patch
 

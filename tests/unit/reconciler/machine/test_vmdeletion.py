@@ -169,6 +169,24 @@ async def test_finalizer_that_stays_after_the_instance_is_named(finalizer: str, 
     await deletion_of(vm, instance={"metadata": {"name": "one"}}, stopped_for=11, says=f"{stays}$")
 
 
+async def test_backup_for_which_harvester_does_not_halt_the_vm_is_reported_with_what_keeps_it() -> None:
+    """The finalizer may be that of a controller that does not run: without the backup, the VM would stay as well."""
+    vm = vm_of("one", deleted=True)
+    vm["metadata"]["finalizers"] = [kinds.VM_GUARD]
+    scope, harvester = scope_with(vm)
+    harvester.client = Client(refuses=False, vm=vm, has_backup=True)
+    scope.memory.deletion.vm_stopped_at = time.monotonic() - 6
+    with pytest.raises(Blocked, match=r"to be deleted$"):
+        await deletion.delete_machine(scope)
+
+    scope.memory.deletion.vm_stopped_at = time.monotonic() - 11
+    halted = "; Harvester does not halt the VM: there is vmbackup in progress for vm vms/one"
+    with pytest.raises(Blocked, match=f"check Deployment harvester-load-balancer{halted}$") as blocked:
+        await deletion.delete_machine(scope)
+    assert blocked.value.warn
+    assert blocked.value.requeue_after == 15, "no event tells that the backup is ready"
+
+
 HOST_DOWN = {"metadata": {"name": "h1"}, "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
 HOST_READY = {"metadata": {"name": "h1"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
 
