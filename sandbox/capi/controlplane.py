@@ -83,8 +83,9 @@ class ControlPlanes:
         observation = self._observe(control_plane, cluster, machines, connection)
 
         # Execute the step last, because it may fail, and the status shows users the step.
-        for machine in machines:
+        for machine in hooks.handled_machines(machines, self._distribution):
             await self._release(machine, len(machines), connection)
+        for machine in machines:
             await self._set_conditions(machine, observation, connection)
         await self._report(observation)
         await self._execute(control_plane, cluster, observation.step)

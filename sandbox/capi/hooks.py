@@ -6,6 +6,7 @@ another annotation.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from caphv.api.object import Obj, annotations_of, being_deleted
@@ -28,6 +29,27 @@ class HookStep(StrEnum):
     WAIT = "wait"
     REQUEST = "request"
     REMOVE = "remove"
+
+
+def handled_machines(machines: Iterable[Obj], distribution: Distribution) -> list[Obj]:
+    """Return the machines in deletion whose hook the provider handles now.
+
+    RKE2's provider handles one machine at a time: the one that was deleted first, once no machine
+    without the hook is being deleted. Its hook comes after all other pre-terminate hooks
+    (lifecycle_hook.go in controlplane/internal/controllers). K3s's provider handles each machine
+    on its own.
+    """
+    deleting = [machine for machine in machines if being_deleted(machine)]
+    if distribution.is_k3s:
+        return deleting
+    if not all(distribution.hook in annotations_of(machine) for machine in deleting):
+        return []
+
+    first = sorted(deleting, key=_deletion_order)[:1]
+    prefix = distribution.hook.partition("/")[0]
+    names = [name for machine in first for name in annotations_of(machine)]
+    hooks = [name for name in names if name.startswith(prefix)]
+    return first if hooks == [distribution.hook] else []
 
 
 def needs_node(machine: Obj, count: int) -> bool:
@@ -78,3 +100,7 @@ def removal_annotations(distribution: Distribution) -> dict[str, str | None]:
     if distribution.is_k3s:
         return {distribution.hook: None}
     return {distribution.hook: None, **EXCLUDED}
+
+
+def _deletion_order(machine: Obj) -> tuple[str, str]:
+    return machine["metadata"]["deletionTimestamp"], machine["metadata"]["name"]

@@ -12,7 +12,7 @@ from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of
 from sandbox.capi import bootstrapstatus, state
 from sandbox.capi.controlplane import registration_addresses
 from sandbox.capi.distribution import K3S, RKE2, Distribution
-from sandbox.capi.hooks import HookStep, next_hook_step, removal_annotations
+from sandbox.capi.hooks import HookStep, handled_machines, next_hook_step, removal_annotations
 from sandbox.capi.machineconditions import conditions_of
 from sandbox.capi.nodeconfig import Node, Role, UnusableConfigError, registries, rke2_config
 from sandbox.capi.plan import Member, Wait
@@ -393,3 +393,33 @@ def test_what_is_secret_is_not_in_a_representation() -> None:
     guest = Guest(own, authorities=authority_files("/x", "server", AUTHORITY.certificate, AUTHORITY.pair.key))
     assert "t0" not in repr(guest)
     assert "PRIVATE" not in repr(guest)
+
+
+def deleted(distribution: Distribution, name: str, minute: int, **annotations: str) -> Obj:
+    machine = awaiting(distribution)
+    machine["metadata"] |= {"name": name, "deletionTimestamp": f"2026-01-01T00:0{minute}:00Z"}
+    machine["metadata"]["annotations"] |= annotations
+    return machine
+
+
+def handled(distribution: Distribution, *machines: Obj) -> list[str]:
+    return [key_of(machine).name for machine in handled_machines(machines, distribution)]
+
+
+def test_rke2_handles_the_hook_of_the_machine_that_was_deleted_first() -> None:
+    """It waits for machines without the hook, and for other hooks of the machine."""
+    running, *_ = made(RKE2, control_plane(RKE2, "first", "blue"))
+    late, early, same = deleted(RKE2, "a", 2), deleted(RKE2, "c", 1), deleted(RKE2, "d", 1)
+    assert handled(RKE2, running) == []
+    assert handled(RKE2, running, late, same, early) == ["c"]
+
+    without = deleted(RKE2, "e", 3)
+    del without["metadata"]["annotations"][RKE2.hook]
+    assert handled(RKE2, late, early, without) == []
+    backup = "pre-terminate.delete.hook.machine.cluster.x-k8s.io/backup"
+    assert handled(RKE2, late, deleted(RKE2, "b", 1, **{backup: ""})) == []
+    assert handled(RKE2, deleted(RKE2, "b", 3, **{backup: ""}), late) == ["a"]
+
+
+def test_k3s_handles_the_hook_of_each_machine() -> None:
+    assert handled(K3S, deleted(K3S, "a", 2), deleted(K3S, "b", 1)) == ["a", "b"]
