@@ -68,8 +68,9 @@ CLUSTER_NETWORK = f"{NETWORK_GROUP}/{MANAGEMENT_NETWORK}"
 # Phases of an instance that no longer has a Pod.
 ENDED_PHASES = ("Failed", "Succeeded")
 
-# Finalizers of VMs, by KubeVirt and by Harvester's load balancer controller.
+# Finalizers of VMs, by KubeVirt, by Harvester, and by Harvester's load balancer controller.
 VM_FINALIZER = "kubevirt.io/virtualMachineControllerFinalize"
+VM_CLEANUP = "wrangler.cattle.io/VMController.CleanupPVCAndSnapshot"
 VM_GUARD = "wrangler.cattle.io/harvester-lb-vm-controller"
 
 # The Deployment of that controller, in namespace `SYSTEM`.

@@ -76,8 +76,8 @@ def mutate(vm: Obj, old: Obj | None, settings: MutationSettings) -> Obj:
     vm = copy.deepcopy(vm)
     if old is None:
         # Controllers of a real Harvester add the finalizers a moment later. Adding them here saves
-        # two requests for each VM.
-        names = [kinds.VM_FINALIZER]
+        # three requests for each VM.
+        names = [kinds.VM_FINALIZER, kinds.VM_CLEANUP]
         if settings.guards_vms:
             names.append(kinds.VM_GUARD)
         finalizers = vm["metadata"].setdefault("finalizers", [])

@@ -296,7 +296,11 @@ class VirtualMachines:
         return None
 
     async def _finish_deletion(self, vm: Obj, vmi: Obj | None) -> Result | None:
-        """Stop the instance, delete the claims that the VM lists, and remove the finalizer."""
+        """Stop the instance, delete the claims that the VM lists, and remove the finalizers.
+
+        KubeVirt removes its finalizer once the instance has stopped. Harvester keeps its own while
+        the deletion of a claim is refused, because another VM uses the claim.
+        """
         if vmi is not None:
             wait = self._deadlines.remaining("stop", vmi, self._config.stop_seconds)
             if wait > 0:
@@ -305,20 +309,28 @@ class VirtualMachines:
             await self._delete_instance(vmi)
             return None
 
-        finalizers = kinds.finalizers_of(vm)
-        if kinds.VM_FINALIZER not in finalizers:
+        if not {kinds.VM_FINALIZER, kinds.VM_CLEANUP}.intersection(kinds.finalizers_of(vm)):
             return None
-        await self._volumes.remove(vm)
+        try:
+            await self._volumes.remove(vm)
+        except Invalid:
+            await self._remove_finalizers(vm, kinds.VM_FINALIZER)
+            raise
+        await self._remove_finalizers(vm, kinds.VM_FINALIZER, kinds.VM_CLEANUP)
+        return None
 
+    # Writes
+
+    async def _remove_finalizers(self, vm: Obj, *names: str) -> None:
         key = key_of(vm)
-        others = [name for name in finalizers if name != kinds.VM_FINALIZER]
+        finalizers = kinds.finalizers_of(vm)
+        others = [name for name in finalizers if name not in names]
+        if others == finalizers:
+            return
         with contextlib.suppress(NotFound):
             await self._informers.client.patch(
                 kinds.VIRTUAL_MACHINES, key.name, key.namespace, kinds.finalizers_patch(vm, others)
             )
-        return None
-
-    # Writes
 
     async def _create_instance(self, vm: Obj) -> Obj:
         # KubeVirt reports a new VM as stopped until it has seen the instance that it creates.

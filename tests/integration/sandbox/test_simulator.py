@@ -259,6 +259,25 @@ async def test_vm_whose_volume_another_vm_has_takes_no_update_and_stays_when_it_
         assert await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "shared", "occupied")
 
 
+async def test_vm_stays_while_a_claim_that_it_lists_is_used_by_another_vm(place: Place) -> None:
+    def lists(claims: str) -> Obj:
+        return {"metadata": {"annotations": {kinds.REMOVED_CLAIMS: claims}}}
+
+    async with simulation(place, "listed") as sim:
+        for name in ("one", "two"):
+            await sim.create_vm(name)
+            await sim.addresses(name)
+        vm = await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "listed", lists("two-disk-0-x7k2p"))
+        assert kinds.VM_CLEANUP in vm["metadata"]["finalizers"]
+        await sim.client.delete(kinds.VIRTUAL_MACHINES, "one", "listed")
+        await sim.until(kinds.VIRTUAL_MACHINES, "one", lambda vm: vm["metadata"]["finalizers"] == [kinds.VM_CLEANUP])
+        await sim.until_gone(kinds.INSTANCES, "one")
+        await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "listed", lists("one-disk-0-x7k2p"))
+        await sim.until_gone(kinds.VIRTUAL_MACHINES, "one")
+        await sim.until_gone(PERSISTENT_VOLUME_CLAIMS, "one-disk-0-x7k2p")
+        assert await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "two-disk-0-x7k2p", "listed")
+
+
 async def test_vm_is_neither_stopped_nor_restarted_until_its_backup_is_ready(place: Place) -> None:
     def duration(seconds: int) -> Obj:
         return {"metadata": {"annotations": {vmbackups.SECONDS: str(seconds)}}}
