@@ -136,14 +136,8 @@ def _run_strategy(vm: Obj) -> str:
     if strategy == "Halted":
         # One that is being evacuated gets its own strategy back.
         strategy = annotations_of(vm).get(names.EVACUATED_STRATEGY_ANNOTATION, strategy)
-    if strategy == "Halted":
-        return strategy
-
-    # After a stop, Harvester starts a VM with the strategy in the annotation. Without the
-    # annotation, it uses RerunOnFailure.
-    remembered = annotations_of(vm).get(names.RUN_STRATEGY_ANNOTATION)
-    is_started = strategy in _STARTED or strategy == remembered
-    return "Always" if is_started else strategy
+    # After a stop, Harvester starts a VM with the strategy that it had, or with RerunOnFailure.
+    return "Always" if strategy in _STARTED else strategy
 
 
 def _network(vm: Obj, entry: Obj) -> str | None:

@@ -151,7 +151,6 @@ def _compared_version(
         uid_of(vm),
         vm["metadata"].get("generation"),
         annotations.get(names.VOLUME_CLAIM_TEMPLATES_ANNOTATION),
-        annotations.get(names.RUN_STRATEGY_ANNOTATION),
         annotations.get(names.HOTPLUG_ANNOTATION),
         scope.obj["metadata"].get("generation"),
         scope.control_plane,

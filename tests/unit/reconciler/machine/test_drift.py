@@ -173,8 +173,9 @@ def test_volume_of_a_csi_driver_is_no_drift() -> None:
         ({"runStrategy": "Always"}, {}, False),
         ({"runStrategy": "RerunOnFailure"}, {}, False),
         ({"running": True}, {}, False),
-        ({"runStrategy": "Manual"}, {STRATEGY: "Manual"}, False),
-        ({"runStrategy": "Manual"}, {}, True),
+        # Harvester writes the strategy of every VM that is not halted into its annotation.
+        ({"runStrategy": "Manual"}, {STRATEGY: "Manual"}, True),
+        ({"runStrategy": "Once"}, {STRATEGY: "Once"}, True),
         ({"runStrategy": "Halted"}, {}, True),
         ({"runStrategy": "Halted"}, {STRATEGY: "Halted"}, True),
         ({"running": False}, {}, True),

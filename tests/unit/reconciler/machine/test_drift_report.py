@@ -137,12 +137,3 @@ def test_failure_domains_that_are_published_later_are_compared() -> None:
     assert machine.drift().startswith("nodeAffinity lacks the failure domain")
     machine.domains = [ZONE]
     assert machine.drift() == ""
-
-
-def test_strategy_that_harvester_remembers_is_compared() -> None:
-    """The annotation changes without a new generation."""
-    machine = Machine()
-    machine.vm["spec"]["runStrategy"] = "Manual"
-    assert machine.drift().startswith("runStrategy is Manual")
-    machine.vm["metadata"]["annotations"][names.RUN_STRATEGY_ANNOTATION] = "Manual"
-    assert machine.drift() == ""
