@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 1.0
 _SILENCE_SECONDS = 15.0
+# Until the first report. On a busy machine, or with a small limit of CPU, the imports take long.
+_START_SECONDS = 120.0
 _GRACE_SECONDS = 10.0
 _PAUSE_SECONDS = 1.0
 _MAX_PAUSE_SECONDS = 30.0
@@ -96,21 +98,19 @@ class ChildProcess(Runnable):
         if process.stdout is None:
             raise RuntimeError("the process has no standard output")
 
+        patience = _START_SECONDS
         while True:
             try:
-                async with asyncio.timeout(_SILENCE_SECONDS):
+                async with asyncio.timeout(patience):
                     line = await process.stdout.readline()
             except TimeoutError:
-                log.error(
-                    "%s process has been silent for %.0f s; killing it",
-                    self._name,
-                    _SILENCE_SECONDS,
-                )
+                log.error("%s process has been silent for %.0f s; killing it", self._name, patience)
                 process.kill()
                 return
 
             if not line:
                 return
+            patience = _SILENCE_SECONDS
             report = orjson.loads(line)  # noqa: TID251 - our own child process
             self._reasons = report["reasons"]
             self._metrics = report["metrics"].encode()
