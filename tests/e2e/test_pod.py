@@ -48,6 +48,8 @@ pytestmark = pytest.mark.e2e
 
 NAMESPACE = "caphv-system"
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+# Seconds until a Pod is ready: a slow start is no failure, as for the kubelet.
+START = 180.0
 # Absent from the controller's image.
 PROGRAMS = ("sh", "/bin/sh", "bash", "git", "ssh", "env", "apt-get", "dpkg", "pip")
 LOOK = """\
@@ -122,7 +124,7 @@ async def provider(management: ApiServer, checkout: Path, prefix: Path, folder: 
         await pod.mount(client)
         process = pod.start()
         try:
-            await until(lambda: probed(pod, "readinessProbe"), "it is ready")
+            await until(lambda: probed(pod, "readinessProbe"), "it is ready", START)
             assert await probed(pod, "livenessProbe")
             assert pod.run(pod.python, "-c", LOOK).splitlines() == [
                 "65532 65532",
@@ -174,7 +176,7 @@ async def one_namespace(management: ApiServer, prefix: Path, folder: Path, objec
         await pod.mount(client)
         process = pod.start()
         try:
-            await until(lambda: probed(pod, "readinessProbe"), "it is ready")
+            await until(lambda: probed(pod, "readinessProbe"), "it is ready", START)
             await until(lambda: leads(client, "team-a.1e1658d6.cluster.x-k8s.io"), "it has the lease of its namespace")
             await bind(client, "prometheus")
             tls: dict[str, Any] = {"ssl": ssl.create_default_context(cadata=text["ca.crt"])}
@@ -217,7 +219,7 @@ async def packager(
         await client.create(NAMESPACES, {"metadata": {"name": case.namespace}})
         process = pod.start()
         try:
-            await until(lambda: probed(pod, "readinessProbe"), "it is ready")
+            await until(lambda: probed(pod, "readinessProbe"), "it is ready", START)
             assert await probed(pod, "livenessProbe")
             await case.cluster("one")
             await until(lambda: committed(origin), "its bundles are in the repository")
