@@ -25,8 +25,11 @@ SECRET_BLOCK = re.compile(rf"(?i)(?:{KEYS}|credentials?|{_USER_DATA})$")
 SECRET_NAME = re.compile(rf"(?i)(?:{KEYS}|credentials?|secret|{_USER_DATA})$")
 ARGUMENT = re.compile(rf"(?i)(?:--[\w-]{{0,64}}{KEYS}|-u|--user|-p)")
 
-# A character of a value without quotes. A comma may be one, unless another field follows.
-_UNQUOTED = r"[^\s&\"',\\}]|,(?![\s\"'\\}]|[\w.-]{1,64}[=:]|$)"
+# A comma of a value without quotes, after which no other field follows.
+_COMMA = r",(?![\s\"'\\}]|[\w.-]{1,64}[=:]|$)"
+# A character of such a value. In JSON and YAML a brace ends it, in a command it does not.
+_UNQUOTED = rf"(?:[^\s&\"',\\}}]|{_COMMA})"
+_UNQUOTED_ARGUMENT = rf"(?:[^\s&\"',\\]|{_COMMA})"
 
 # The first group of each pattern stays in the text.
 _PATTERNS = tuple(
@@ -50,7 +53,10 @@ _PATTERNS = tuple(
             # A password with a slash makes a URL invalid, but users write it. A port is not a
             # password, nor is the user of SSH.
             # Without an escape, a password may contain the sign that ends it.
-            r"(://)[^\s/:@\"']{0,256}+:(?!\d{1,5}/)[^\s@\"']{1,512}+(?:@[^\s@/\"']{1,512}+(?=@))*(?=@)",
+            (
+                r"(://)[^\s/:@\"']{0,256}+:(?!\d{1,5}/)[^\s@\"']{1,512}+"
+                r"(?:@[^\s@/\"']{1,512}+(?=@))*(?=@)"
+            ),
             r"(://)(?!git@)[^\s/:@\"']{1,512}+(?=@)",
             r"(?i)((?:bearer|basic) )[A-Za-z0-9._~+/=:-]{8,}",
             (
@@ -66,13 +72,13 @@ _PATTERNS = tuple(
             r"(?i)((?:set-)?cookie2?\\{0,4}[\"']?\s{0,4}:\s{0,4})(?!\(removed\)|\\*[\"'])[^\n\"']+",
             (
                 rf"(?i)((?:{KEYS}|(?<![a-z])secret)\\{{0,8}}[\"']? ?=[ \t]{{0,8}})"
-                rf"(?:{_UNQUOTED}){{1,512}}"
+                rf"{_UNQUOTED}++"
             ),
             (
                 rf"(?i)((?:{KEYS}|(?<![a-z])secret)\\{{0,8}}[\"']? ?:[ \t]{{0,8}})"
-                rf"(?:{_UNQUOTED}){{4,512}}"
+                rf"{_UNQUOTED}{{4,}}+"
             ),
-            rf"(?i)((?<![\w-])--[\w-]{{0,64}}{KEYS}[ =])(?!-)(?:{_UNQUOTED}){{4,512}}",
+            rf"(?i)((?<![\w-])--[\w-]{{0,64}}{KEYS}[ =])(?!-){_UNQUOTED_ARGUMENT}{{4,}}+",
             # An argument and its value as two items, of JSON and of YAML.
             rf"(?i)((?<![\w-])--[\w-]{{0,64}}{KEYS}\\{{0,8}}[\"']\s{{0,8}},\s{{0,8}}"
             r"(\\{0,8}[\"'])(?!-))"
