@@ -162,6 +162,31 @@ def repair(pool: Obj, report: PoolReport) -> Obj | None:
     return patch
 
 
+def used_pools(clusters: Sequence[Obj], machines: Sequence[Obj]) -> set[str]:
+    """Return the names of IPPools that clusters name or create, or that machines have addresses of.
+
+    :param clusters: HarvesterClusters of one Harvester
+    :param machines: HarvesterMachines of these and of other clusters
+    """
+    used: set[str] = set()
+    for obj in (*clusters, *machines):
+        for config in _CONFIGS:
+            used.update(ippool.referenced_pools(dict_at(obj, "spec", config)))
+        # A machine keeps its address when its cluster names other pools.
+        used.update(ippool.referenced_pools({"ipPoolRef": at(obj, "status", "allocatedPoolRef")}))
+        used.update(
+            str(entry.get("pool")) for entry in list_at(obj, "status", "interfaceAddresses")
+        )
+        used.update(name for _, _, name in harvester_pools(dict_at(obj, "spec")))
+
+    suffixes = {"vmNetworkConfig": names.VM_POOL_SUFFIX, "loadBalancerConfig": names.POOL_SUFFIX}
+    for cluster in clusters:
+        for config, suffix in suffixes.items():
+            if at(cluster, "spec", config, "ipPool"):
+                used.update(names.generated_names(cluster, suffix))
+    return used
+
+
 def _report(pool: Obj, owners: Owners, harvester: str) -> PoolReport:
     """Return the report on a pool. If its ranges are invalid, the report has no entries."""
     name = str(pool["metadata"]["name"])
@@ -364,28 +389,3 @@ def _sort_key(item: tuple[str, str]) -> tuple[int, int, str]:
     except ValueError:
         return 0, 0, item[0]
     return address.version, int(address), ""
-
-
-def used_pools(clusters: Sequence[Obj], machines: Sequence[Obj]) -> set[str]:
-    """Return the names of IPPools that clusters name or create, or that machines have addresses of.
-
-    :param clusters: HarvesterClusters of one Harvester
-    :param machines: HarvesterMachines of these and of other clusters
-    """
-    used: set[str] = set()
-    for obj in (*clusters, *machines):
-        for config in _CONFIGS:
-            used.update(ippool.referenced_pools(dict_at(obj, "spec", config)))
-        # A machine keeps its address when its cluster names other pools.
-        used.update(ippool.referenced_pools({"ipPoolRef": at(obj, "status", "allocatedPoolRef")}))
-        used.update(
-            str(entry.get("pool")) for entry in list_at(obj, "status", "interfaceAddresses")
-        )
-        used.update(name for _, _, name in harvester_pools(dict_at(obj, "spec")))
-
-    suffixes = {"vmNetworkConfig": names.VM_POOL_SUFFIX, "loadBalancerConfig": names.POOL_SUFFIX}
-    for cluster in clusters:
-        for config, suffix in suffixes.items():
-            if at(cluster, "spec", config, "ipPool"):
-                used.update(names.generated_names(cluster, suffix))
-    return used
